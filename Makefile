@@ -1,0 +1,36 @@
+# make run: train the example on this machine. make test: all checks but the slow ones.
+.PHONY: run test test-slow lint install clean
+
+VENV := .venv
+PY := $(VENV)/bin/python
+EXAMPLE ?= examples/sort-digits.toml
+export OMP_NUM_THREADS ?= 1
+
+run: install
+	$(VENV)/bin/jigsaw run $(EXAMPLE)
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml deploy/constraints-cpu.txt
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "JigsawRL needs Python 3.11 or newer as python3" >&2; exit 1; }
+	@python3 -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
+	python3 -m venv $(VENV)
+	$(PY) -m pip install -q -c deploy/constraints-cpu.txt -e '.[cli,services,tasks,torch,dev]'
+	touch $@
+
+lint: install
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: lint
+	$(PY) -m pytest -m "not slow and not gpu"
+
+test-slow: install
+	$(PY) -m pytest -m "slow and not gpu"
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,239 @@
+"""What all tenant services share: arguments, the event loop, the life of one boot.
+
+A tenant connects, makes its command consumer, publishes `WorkerStarted`, gets `Configure`, sets
+itself up, publishes `WorkerReady`, then handles commands until it is told to stop. It knows only its
+pipeline's name, its own id and the bus; its configuration comes by command. Leaders with an older
+epoch than one it has heard are refused here, for all services alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import structlog
+import uvloop
+
+from jigsawrl.bus.base import Bus
+from jigsawrl.bus.client import connect
+from jigsawrl.config import PipelineConfig, decode_config
+from jigsawrl.contract.commands import Command, Configure
+from jigsawrl.contract.events import WorkerReady, WorkerRefused, WorkerStarted
+from jigsawrl.contract.message import Role, Worker, message_id
+from jigsawrl.contract.requests import Activity
+from jigsawrl.observe import configure_logging
+
+log = structlog.get_logger()
+
+EXIT_REFUSED = 3
+"""Exit status of a tenant whose configuration can't work: the node does not restart it."""
+
+
+class RefusedError(Exception):
+    """Raised by `Tenant.configure` for a configuration that cannot work here; one line for people."""
+
+
+class Context:
+    """What a tenant service is given: the bus, its identity, and ids for its messages."""
+
+    def __init__(
+        self, *, bus: Bus, worker: Worker, pipeline: str, run_folder: str | None, device: str | None
+    ) -> None:
+        self.bus = bus
+        self.worker = worker
+        self.pipeline = pipeline
+        self.run_folder = run_folder
+        """Where the trainer writes; None for all others."""
+        self.device = device
+        """``node/cpu0``; None for tenants without one."""
+        self._counter = itertools.count()
+
+    def new_id(self, tag: str) -> str:
+        """An id for a message of this boot."""
+        return message_id(tag, self.worker.id, self.worker.boot, next(self._counter))
+
+    def report(
+        self, activity: str, *, num_done: int = 0, num_total: int | None = None, detail: str = ""
+    ) -> None:
+        """Tell people what this worker does now; may be lost."""
+        self.bus.publish_activity(
+            Activity(
+                id=self.new_id(Activity.tag()),
+                pipeline=self.pipeline,
+                worker=self.worker.id,
+                activity=activity,
+                num_done=num_done,
+                num_total=num_total,
+                detail=detail,
+            )
+        )
+
+
+class Tenant(Protocol):
+    """One service; built with a `Context`, complete but idle."""
+
+    role: Role
+    concurrency: int
+    """Commands handled at once; 1 keeps their order."""
+
+    async def configure(self, config: PipelineConfig, command: Configure) -> int | None:
+        """Set up; the restored policy version for a trainer, None for others. Raises
+        `RefusedError`."""
+
+    async def handle(self, command: Any) -> None:
+        """Carry out one command; it is acked when this returns and repeated when it raises."""
+
+    async def run(self) -> None:
+        """Work beside commands, from `WorkerReady` until cancelled."""
+
+    async def close(self) -> None:
+        """Let go of threads and files; safe to call at any stage."""
+
+
+class Life:
+    """One boot of one tenant, from `WorkerStarted` to its end."""
+
+    def __init__(self, context: Context, tenant: Tenant, *, node: str | None) -> None:
+        self._context = context
+        self._tenant = tenant
+        self._node = node
+        self._leader_epoch = 0
+        self._configured = False
+        self._ready = asyncio.Event()
+        self.refusal: str | None = None
+
+    async def live(self) -> None:
+        """Until cancelled or refused."""
+        context = self._context
+        await context.bus.bind_commands(context.worker)
+        await context.bus.publish_event(
+            WorkerStarted(
+                id=message_id(WorkerStarted.tag(), context.worker.id, context.worker.boot),
+                pipeline=context.pipeline,
+                worker=context.worker,
+                role=self._tenant.role,
+                node=self._node,
+                device=context.device,
+            )
+        )
+        async with asyncio.TaskGroup() as group:
+            consuming = group.create_task(
+                context.bus.consume_commands(
+                    context.worker, self._on_command, concurrency=self._tenant.concurrency
+                )
+            )
+            running = group.create_task(self._run_when_ready())
+            try:
+                await self._refused(consuming)
+            finally:
+                consuming.cancel()
+                running.cancel()
+
+    async def _run_when_ready(self) -> None:
+        await self._ready.wait()
+        await self._tenant.run()
+
+    async def _refused(self, consuming: asyncio.Task[None]) -> None:
+        while self.refusal is None and not consuming.done():
+            await asyncio.wait([consuming], timeout=0.5)
+
+    async def _on_command(self, command: Command) -> None:
+        if command.leader_epoch < self._leader_epoch:
+            log.warning("refused a command of a deposed leader", command=command.id)
+            return
+        self._leader_epoch = command.leader_epoch
+        if isinstance(command, Configure):
+            await self._configure(command)
+        else:
+            await self._ready.wait()
+            await self._tenant.handle(command)
+
+    async def _configure(self, command: Configure) -> None:
+        context = self._context
+        if self._configured:
+            return
+        self._configured = True
+        try:
+            version = await self._tenant.configure(decode_config(command.config), command)
+        except RefusedError as error:
+            await context.bus.publish_event(
+                WorkerRefused(
+                    id=context.new_id(WorkerRefused.tag()),
+                    cause=command.id,
+                    pipeline=context.pipeline,
+                    worker=context.worker,
+                    reason=str(error),
+                )
+            )
+            self.refusal = str(error)
+            return
+        await context.bus.publish_event(
+            WorkerReady(
+                id=message_id(WorkerReady.tag(), context.worker.id, context.worker.boot),
+                cause=command.id,
+                pipeline=context.pipeline,
+                worker=context.worker,
+                role=self._tenant.role,
+                version=version,
+                gang_epoch=command.gang_epoch if self._tenant.role == "trainer" else None,
+            )
+        )
+        self._ready.set()
+
+
+def parser(role: str) -> argparse.ArgumentParser:
+    """The arguments that every tenant takes."""
+    arguments = argparse.ArgumentParser(prog=f"python -m services.{role}")
+    arguments.add_argument("--url", required=True, help="NATS server, nats://127.0.0.1:4222")
+    arguments.add_argument("--pipeline", required=True, help="the pipeline this tenant works for")
+    arguments.add_argument("--worker", help="tenant id; default PIPELINE.ROLE plus a random number")
+    arguments.add_argument("--boot", default=uuid.uuid4().hex[:12], help="unique per start")
+    arguments.add_argument("--node", help="the node that started it")
+    arguments.add_argument("--device", help="its device, NODE/cpu0")
+    arguments.add_argument("--prefix", default="jig", help="first token of all subjects")
+    return arguments
+
+
+def main(make: Callable[[Context], Tenant], arguments: argparse.Namespace, *, role: str) -> None:
+    """Run one tenant process to its end and exit with its status."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    configure_logging(service=role)
+    sys.exit(uvloop.run(_main(make, arguments, role=role)))
+
+
+async def _main(
+    make: Callable[[Context], Tenant], arguments: argparse.Namespace, *, role: str
+) -> int:
+    worker_id = arguments.worker or f"{arguments.pipeline}.{role}-{uuid.uuid4().hex[:6]}"
+    bus = await connect(arguments.url, name=worker_id, prefix=arguments.prefix)
+    context = Context(
+        bus=bus,
+        worker=Worker(id=worker_id, boot=arguments.boot),
+        pipeline=arguments.pipeline,
+        run_folder=getattr(arguments, "run_folder", None),
+        device=arguments.device,
+    )
+    tenant = make(context)
+    life = Life(context, tenant, node=arguments.node)
+    living = asyncio.ensure_future(life.live())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, living.cancel)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await living
+    finally:
+        await tenant.close()
+        await bus.close()
+    if life.refusal is not None:
+        log.error("refused", reason=life.refusal)
+        return EXIT_REFUSED
+    return 0

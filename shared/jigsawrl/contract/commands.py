@@ -1,0 +1,199 @@
+"""Commands: imperatives of the scheduler to one boot of one worker. Each names the event that
+answers it. The id is (stream sequence of the message that caused it, index): a leader that
+repeats a decision repeats the id.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from jigsawrl.contract.message import Message, Ref, Role, Worker
+
+
+class Command(Message, frozen=True, kw_only=True):
+    """Base of all commands."""
+
+    worker: Worker
+    """The one who acts (a tenant's boot or a node's boot)."""
+    leader_epoch: int
+    """Stream sequence of the leader's `LeaderElected`; workers refuse lower ones than they saw."""
+
+
+# --- To nodes ------------------------------------------------------------------------------------
+
+
+class StartTenant(Command, frozen=True, kw_only=True):
+    """Start (and keep) one tenant process; answered by its `WorkerStarted`, or `WorkerFailed`."""
+
+    tenant: str
+    role: Role
+    pipeline: str
+    device: str | None
+    """None for tenants that need no device (environment, reward)."""
+    share: float = 1.0
+
+
+class StopTenant(Command, frozen=True, kw_only=True):
+    """Stop a tenant for good, gracefully, then by force."""
+
+    tenant: str
+
+
+# --- To every tenant -----------------------------------------------------------------------------
+
+
+class Configure(Command, frozen=True, kw_only=True):
+    """The resolved pipeline config (MessagePack); answered by `WorkerReady` or `WorkerRefused`."""
+
+    config: bytes
+    incarnation: int
+    gang_epoch: int
+    """Rises with every start of a trainer; names its checkpoints and events."""
+
+
+# --- To the environment --------------------------------------------------------------------------
+
+
+class GroupOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One group to make from the training prompt at `cursor`."""
+
+    group: str
+    epoch: int
+    cursor: int
+
+
+class MakeGroups(Command, frozen=True, kw_only=True):
+    """Make prompts; answered by `GroupsMade` per group."""
+
+    orders: tuple[GroupOrder, ...]
+
+
+# --- To rollout workers --------------------------------------------------------------------------
+
+
+class LoadWeights(Command, frozen=True, kw_only=True):
+    """Load a version at the next token boundary; answered by `WeightsLoaded`."""
+
+    incarnation: int
+    version: int
+    manifest: Ref
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence given to a worker under an owner epoch."""
+
+    sequence: str
+    epoch: int
+    group: Ref
+    """A `GroupRecord`."""
+    seed: int
+    """Seed of every random draw of this sequence; the draw depends on (seed, position) only."""
+    resume: Ref | None
+    """A partial `SequenceRecord` to go on from; None = from the prompt."""
+    min_version: int
+    """Generation waits until the worker has at least this version."""
+
+
+class PlaceSequences(Command, frozen=True, kw_only=True):
+    """Generate; answered by `SequencesAccepted`, later by `SequencesFinished`."""
+
+    incarnation: int
+    placements: tuple[Placement, ...]
+
+
+class Drop(Command, frozen=True, kw_only=True):
+    """Forget sequences held at or below these epochs; nothing answers it but the next inventory."""
+
+    sequences: tuple[tuple[str, int], ...]
+    """(sequence, epoch)."""
+
+
+# --- To the reward service -----------------------------------------------------------------------
+
+
+class ScoreOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to score."""
+
+    sequence: str
+    epoch: int
+    group: Ref
+    record: Ref
+    """A whole `SequenceRecord`."""
+
+
+class ScoreSequences(Command, frozen=True, kw_only=True):
+    """Score; answered by `SequencesRewarded` per sequence."""
+
+    orders: tuple[ScoreOrder, ...]
+
+
+# --- To trainers ---------------------------------------------------------------------------------
+
+
+class TrainedSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """One surviving sequence of a cut group."""
+
+    sequence: str
+    record: Ref
+    reward: Ref
+
+
+class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of a cut, its survivors in index order (at least 2)."""
+
+    group: str
+    prompt: Ref
+    sequences: tuple[TrainedSequence, ...]
+
+
+class BatchCut(Command, frozen=True, kw_only=True):
+    """Train exactly these groups in this (admission) order from `version` to `version + 1`;
+    answered by `VersionPublished` of `version + 1`."""
+
+    incarnation: int
+    gang_epoch: int
+    version: int
+    groups: tuple[TrainedGroup, ...]
+    cursor: int
+    """First training prompt that no group before or in this cut used; saved in checkpoints."""
+    retain_versions: tuple[int, ...]
+    """Versions that must stay on the weight channel; the trainer purges others but the newest two."""
+    substages: dict[str, tuple[float, float]]
+    """Sub-stage kind -> (seconds summed over workers, mean share) since the last cut, for metrics."""
+    rollout_s: float
+    """Stream time from the first placement for this version to the cut, seconds."""
+
+
+class PublishWeights(Command, frozen=True, kw_only=True):
+    """Publish the version the trainer holds; answered by `VersionPublished`."""
+
+    incarnation: int
+    gang_epoch: int
+    version: int
+
+
+# --- To evaluation workers -----------------------------------------------------------------------
+
+
+class Evaluate(Command, frozen=True, kw_only=True):
+    """Evaluate a version on the held-out set; answered by `EvaluationFinished` or `-Failed`."""
+
+    incarnation: int
+    version: int
+    manifest: Ref
+    attempt: int
+
+
+CommandType = (
+    StartTenant
+    | StopTenant
+    | Configure
+    | MakeGroups
+    | LoadWeights
+    | PlaceSequences
+    | Drop
+    | ScoreSequences
+    | BatchCut
+    | PublishWeights
+    | Evaluate
+)

@@ -1,0 +1,343 @@
+"""Events: past facts on the scheduler's one stream. They carry ids, counts and references, never
+tokens. Lists are coalesced by the sender: never one message per sequence step.
+
+Who publishes each is said in its docstring; the scheduler is the only reader that acts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from jigsawrl.contract.message import FinishReason, Message, Ref, Role, SubStageKind, Worker
+from jigsawrl.contract.spec import Device, PipelineSpec
+
+
+class Event(Message, frozen=True, kw_only=True):
+    """Base of all events; `pipeline` is None where the fact belongs to the cluster."""
+
+    pipeline: str | None = None
+
+
+# --- Scheduler service and clients ---------------------------------------------------------------
+
+
+class LeaderElected(Event, frozen=True, kw_only=True):
+    """A scheduler took the lease. Its epoch is this message's stream sequence."""
+
+    leader: str
+    code_version: str
+
+
+class Tick(Event, frozen=True, kw_only=True):
+    """Time passes: the leader's pulse, so that stream time moves when nothing else happens."""
+
+
+class PipelineSubmitted(Event, frozen=True, kw_only=True):
+    """The leader accepted a submission; `config` is the resolved config (MessagePack)."""
+
+    spec: PipelineSpec
+    config: bytes
+
+
+class PipelineCancelled(Event, frozen=True, kw_only=True):
+    """A client asked for the end of a pipeline."""
+
+    reason: str
+
+
+# --- Nodes ---------------------------------------------------------------------------------------
+
+
+class NodeStarted(Event, frozen=True, kw_only=True):
+    """A node is ready to start tenants; everything an older boot of it ran is gone."""
+
+    node: Worker
+    devices: tuple[Device, ...]
+
+
+class NodeStopped(Event, frozen=True, kw_only=True):
+    """A node leaves on purpose; its tenants are stopped."""
+
+    node: Worker
+    reason: str
+
+
+class Heartbeat(Event, frozen=True, kw_only=True):
+    """Every 2 s per node; its absence is counted in stream time."""
+
+    node: Worker
+
+
+class WorkerExited(Event, frozen=True, kw_only=True):
+    """A tenant process ended without being told to; the node restarts it after a backoff."""
+
+    worker: Worker
+    exit_code: int
+    reason: str
+
+
+class WorkerFailed(Event, frozen=True, kw_only=True):
+    """The node gave a tenant up (five failures in a minute, or a refused configuration)."""
+
+    worker: Worker
+    reason: str
+
+
+# --- Tenants -------------------------------------------------------------------------------------
+
+
+class WorkerStarted(Event, frozen=True, kw_only=True):
+    """A tenant process is up and its command consumer exists; answered by `Configure`.
+
+    Frees at once everything that an older boot of the same id owned."""
+
+    worker: Worker
+    role: Role
+    node: str | None
+    """None where the process was started by hand."""
+    device: str | None
+
+
+class WorkerReady(Event, frozen=True, kw_only=True):
+    """Answers `Configure`: the tenant takes work.
+
+    `version` is the policy version a trainer restored (0 after a fresh start), None for others."""
+
+    worker: Worker
+    role: Role
+    version: int | None = None
+    gang_epoch: int | None = None
+
+
+class WorkerRefused(Event, frozen=True, kw_only=True):
+    """Answers `Configure`: the configuration cannot work here; the pipeline fails with `reason`."""
+
+    worker: Worker
+    reason: str
+
+
+class Held(msgspec.Struct, frozen=True, order=True):
+    """One sequence that a rollout worker holds."""
+
+    sequence: str
+    epoch: int
+
+
+class Inventory(Event, frozen=True, kw_only=True):
+    """All that a rollout worker holds: at start, on reconnect, and every 10 s.
+
+    What it holds and no longer owns is answered by `Drop`."""
+
+    worker: Worker
+    held: tuple[Held, ...]
+
+
+class SubStage(msgspec.Struct, frozen=True, kw_only=True):
+    """One span of work of one kind."""
+
+    kind: SubStageKind
+    version: int
+    started_s: float
+    """Wall clock of the worker, seconds since the epoch; for people and traces only."""
+    duration_s: float
+    num_iterations: int
+    num_tokens: int
+    share: float
+    """Fraction of the device that was applied."""
+
+
+class SubStagesEnded(Event, frozen=True, kw_only=True):
+    """Spans since the last such event, at most every 0.5 s and at the end of a phase."""
+
+    worker: Worker
+    spans: tuple[SubStage, ...]
+
+
+# --- Environment ---------------------------------------------------------------------------------
+
+
+class GroupMade(msgspec.Struct, frozen=True, kw_only=True):
+    """One group's prompt is stored."""
+
+    group: str
+    epoch: int
+    ref: Ref
+    """A `GroupRecord`."""
+    num_prompt_tokens: int
+
+
+class GroupFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """One group's prompt could not be made."""
+
+    group: str
+    epoch: int
+    reason: str
+
+
+class GroupsMade(Event, frozen=True, kw_only=True):
+    """Answers `MakeGroups`."""
+
+    worker: Worker
+    made: tuple[GroupMade, ...]
+    failed: tuple[GroupFailure, ...] = ()
+
+
+# --- Rollout -------------------------------------------------------------------------------------
+
+
+class SequencesAccepted(Event, frozen=True, kw_only=True):
+    """Answers `PlaceSequences`, within the accept lease."""
+
+    worker: Worker
+    accepted: tuple[Held, ...]
+
+
+class SequenceProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a live sequence is; `ref` is a partial `SequenceRecord` to restart from."""
+
+    sequence: str
+    epoch: int
+    ref: Ref
+    num_tokens: int
+
+
+class SequencesProgressed(Event, frozen=True, kw_only=True):
+    """Every few seconds per worker, for sequences that run long."""
+
+    worker: Worker
+    progress: tuple[SequenceProgress, ...]
+
+
+class SequenceFinish(msgspec.Struct, frozen=True, kw_only=True):
+    """One completed sequence; `ref` is its whole `SequenceRecord`."""
+
+    sequence: str
+    epoch: int
+    ref: Ref
+    finish_reason: FinishReason
+    num_tokens: int
+    """Generated tokens."""
+    min_version: int
+    max_version: int
+
+
+class SequenceFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence that can't be generated or scored, with the reason."""
+
+    sequence: str
+    epoch: int
+    reason: str
+
+
+class SequencesFinished(Event, frozen=True, kw_only=True):
+    """Sequences that a rollout worker completed (or can't), within 20 ms of the first."""
+
+    worker: Worker
+    finished: tuple[SequenceFinish, ...]
+    failed: tuple[SequenceFailure, ...] = ()
+
+
+class WeightsLoaded(Event, frozen=True, kw_only=True):
+    """Answers `LoadWeights`."""
+
+    worker: Worker
+    incarnation: int
+    version: int
+
+
+# --- Reward --------------------------------------------------------------------------------------
+
+
+class SequenceReward(msgspec.Struct, frozen=True, kw_only=True):
+    """One score; `ref` is the `RewardRecord`."""
+
+    sequence: str
+    epoch: int
+    ref: Ref
+    reward: float
+
+
+class SequencesRewarded(Event, frozen=True, kw_only=True):
+    """Answers `ScoreSequences`."""
+
+    worker: Worker
+    rewarded: tuple[SequenceReward, ...]
+    failed: tuple[SequenceFailure, ...] = ()
+
+
+# --- Trainer and evaluation ----------------------------------------------------------------------
+
+
+class VersionPublished(Event, frozen=True, kw_only=True):
+    """Weights of a version lie on the weight channel (or again, after a restart)."""
+
+    worker: Worker
+    gang_epoch: int
+    incarnation: int
+    version: int
+    manifest: Ref
+    num_bytes: int
+    num_trained_tokens: int
+    """Generated tokens of the batch that led to this version; 0 for a republication."""
+    metrics: dict[str, float]
+    """The step's metrics; empty for a republication."""
+
+
+class CheckpointCommitted(Event, frozen=True, kw_only=True):
+    """A checkpoint's marker is on disk; group data before it is no longer needed."""
+
+    worker: Worker
+    gang_epoch: int
+    incarnation: int
+    version: int
+    path: str
+
+
+class EvaluationFinished(Event, frozen=True, kw_only=True):
+    """Answers `Evaluate`."""
+
+    worker: Worker
+    incarnation: int
+    version: int
+    num_problems: int
+    num_correct: int
+    mean_reward: float
+    mean_num_tokens: float
+    duration_s: float
+
+
+class EvaluationFailed(Event, frozen=True, kw_only=True):
+    """Answers `Evaluate` where it could not be done; the scheduler sends it again, thrice at most."""
+
+    worker: Worker
+    incarnation: int
+    version: int
+    reason: str
+
+
+EventType = (
+    LeaderElected
+    | Tick
+    | PipelineSubmitted
+    | PipelineCancelled
+    | NodeStarted
+    | NodeStopped
+    | Heartbeat
+    | WorkerExited
+    | WorkerFailed
+    | WorkerStarted
+    | WorkerReady
+    | WorkerRefused
+    | Inventory
+    | SubStagesEnded
+    | GroupsMade
+    | SequencesAccepted
+    | SequencesProgressed
+    | SequencesFinished
+    | WeightsLoaded
+    | SequencesRewarded
+    | VersionPublished
+    | CheckpointCommitted
+    | EvaluationFinished
+    | EvaluationFailed
+)

@@ -1,0 +1,180 @@
+"""Core NATS requests and replies, and telemetry: what may be lost without harm, or is asked again."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from jigsawrl.contract.message import Array, Message, Role
+
+# --- To the leader (subject: see `Subjects.request`) ----------------------------------------------
+
+
+class Submit(Message, frozen=True, kw_only=True):
+    """Run a pipeline; `config` is the resolved config (MessagePack). Answered by `Submitted`."""
+
+    config: bytes
+
+
+class Submitted(Message, frozen=True, kw_only=True):
+    """`error` is None where the pipeline was accepted, else one line that says what to do."""
+
+    error: str | None
+
+
+class Cancel(Message, frozen=True, kw_only=True):
+    """End a pipeline; answered by `Submitted`."""
+
+    pipeline: str
+    reason: str
+
+
+class StatusQuery(Message, frozen=True, kw_only=True):
+    """Ask the leader for the state of all pipelines; answered by `Status`."""
+
+
+class FateCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Conservation: admitted = trained + filtered + stale + discarded + failed + in_flight."""
+
+    admitted: int = 0
+    trained: int = 0
+    filtered: int = 0
+    stale: int = 0
+    discarded: int = 0
+    failed: int = 0
+    in_flight: int = 0
+
+
+class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished evaluation."""
+
+    version: int
+    accuracy: float
+    num_problems: int
+    mean_reward: float
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant."""
+
+    worker: str
+    role: Role
+    device: str | None
+    state: Literal["starting", "configuring", "ready", "lost"]
+    version: int | None
+    num_held: int
+    """Sequences (rollout), orders (environment, reward) or cuts (trainer) it works on."""
+
+
+class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One pipeline."""
+
+    pipeline: str
+    state: Literal["queued", "starting", "running", "finishing", "finished", "failed"]
+    version: int
+    incarnation: int
+    num_steps: int
+    groups: FateCounts
+    sequences: FateCounts
+    evaluations: tuple[EvaluationResult, ...]
+    num_evaluations_skipped: int
+    metrics: dict[str, float]
+    """Of the last step."""
+    num_trained_tokens: int
+    running_s: float
+    """Stream time since version 0 was published."""
+    waiting_for: tuple[str, ...]
+    """What the next step waits for, by id; one entry a cause."""
+    workers: tuple[WorkerStatus, ...]
+    failure: str | None
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """All pipelines the leader knows."""
+
+    leader: str
+    leader_epoch: int
+    stream_sequence: int
+    """Last event folded."""
+    num_dead_letters: int
+    pipelines: tuple[PipelineStatus, ...]
+
+
+# --- Between an evaluation worker and its pipeline's environment and reward ------------------------
+
+
+class HeldOutQuery(Message, frozen=True, kw_only=True):
+    """Ask the environment for held-out problems `start` .. `start + count - 1`."""
+
+    start: int
+    count: int
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """One held-out problem."""
+
+    prompt_tokens: Array
+    """int32 [P]."""
+    prompt_text: str
+    problem: dict[str, str]
+
+
+class HeldOut(Message, frozen=True, kw_only=True):
+    """Answers `HeldOutQuery`; `total` is the size of the whole held-out set."""
+
+    problems: tuple[Problem, ...]
+    total: int
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion to score."""
+
+    problem: dict[str, str]
+    tokens: Array
+    """int32 [T], generated tokens only."""
+
+
+class ScoreQuery(Message, frozen=True, kw_only=True):
+    """Ask the reward service to score answers; answered by `Scores`."""
+
+    answers: tuple[Answer, ...]
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """One score; `correct` is what accuracy counts."""
+
+    reward: float
+    correct: bool
+    response_text: str
+
+
+class Scores(Message, frozen=True, kw_only=True):
+    """Answers `ScoreQuery`, in order; an answer that can't be scored is None."""
+
+    scores: tuple[Score | None, ...]
+
+
+class RequestRefused(Message, frozen=True, kw_only=True):
+    """Answers any request that can't be served, with the reason."""
+
+    reason: str
+
+
+# --- Telemetry -----------------------------------------------------------------------------------
+
+
+class Activity(Message, frozen=True, kw_only=True):
+    """For people: what a worker is doing now (warm-up, loading, a phase of a step)."""
+
+    pipeline: str
+    worker: str
+    activity: str
+    num_done: int
+    num_total: int | None
+    detail: str
+
+
+RequestType = Submit | Cancel | StatusQuery | HeldOutQuery | ScoreQuery
+ReplyType = Submitted | Status | HeldOut | Scores | RequestRefused
+TelemetryType = Activity
