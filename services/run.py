@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 import structlog
 import uvloop
-
 from jigsawrl.bus.base import Bus
 from jigsawrl.bus.client import connect
 from jigsawrl.config import PipelineConfig, decode_config

@@ -107,7 +107,9 @@ class Bus(Protocol):
     async def delete_streams(self, names: Iterable[str]) -> None:
         """Delete streams; those that do not exist are no error."""
 
-    async def purge(self, stream: str, *, before: int | None = None, subject: str | None = None) -> None:
+    async def purge(
+        self, stream: str, *, before: int | None = None, subject: str | None = None
+    ) -> None:
         """Remove messages with a sequence below `before`, or all on `subject` (may hold wildcards)."""
 
     async def count_messages(self, stream: str) -> int:
@@ -119,7 +121,9 @@ class Bus(Protocol):
         """Store a version's chunks (windowed, ids by content position, so that a repeat is harmless),
         then its manifest; the manifest's reference."""
 
-    async def fetch_weights(self, manifest: Ref, *, window: int = 8) -> tuple[WeightManifest, bytearray]:
+    async def fetch_weights(
+        self, manifest: Ref, *, window: int = 8
+    ) -> tuple[WeightManifest, bytearray]:
         """A version's manifest and payload, checked against its sha256; raises `RecordGoneError`
         or, where the checksum differs after three tries, `BusError`."""
 
