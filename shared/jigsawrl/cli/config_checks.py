@@ -58,9 +58,7 @@ def _check_task(config: PipelineConfig) -> None:
     except ImportError as error:
         if not isinstance(config.task, ReasoningGymConfig):
             raise
-        raise ConfigError(
-            f"task: {error.name} is missing: pip install 'jigsawrl[tasks]'"
-        ) from None
+        raise ConfigError(f"task: {error.name} is missing: pip install 'jigsawrl[tasks]'") from None
 
 
 def check_checkpoint(folder: Path) -> int | None:

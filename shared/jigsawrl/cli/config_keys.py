@@ -128,9 +128,10 @@ def _wrong_tag(value: dict[str, Any], tables: Tables, path: str) -> str:
 
 def _likeness(path: str, candidate: str) -> float:
     leaf, candidate_leaf = path.rpartition(".")[2], candidate.rpartition(".")[2]
-    return LEAF_WEIGHT * difflib.SequenceMatcher(None, leaf, candidate_leaf).ratio() + (
-        1 - LEAF_WEIGHT
-    ) * difflib.SequenceMatcher(None, path, candidate).ratio()
+    return (
+        LEAF_WEIGHT * difflib.SequenceMatcher(None, leaf, candidate_leaf).ratio()
+        + (1 - LEAF_WEIGHT) * difflib.SequenceMatcher(None, path, candidate).ratio()
+    )
 
 
 def _paths(table: StructType, data: object, path: str) -> Iterator[str]:

@@ -15,3 +15,7 @@ class ConfigError(ValueError):
 
 class CommandError(Exception):
     """The command can't go on; the text is one line for people."""
+
+    def __init__(self, text: str, *, status: int = EXIT_FAILED) -> None:
+        super().__init__(text)
+        self.status = status

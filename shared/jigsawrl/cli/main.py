@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError, ConfigError
+from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError, ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     except CommandError as error:
         print(f"jigsaw {arguments.command}: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return error.status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,11 +101,10 @@ def _check(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     require_programs("services")
     if not (arguments.run / "config.json").is_file():
-        print(f"{arguments.run}: no run folder: it holds no config.json", file=sys.stderr)
-        return EXIT_BAD_INPUT
-    return start_program(
-        "services.trainer.export", str(arguments.run), "--to", str(arguments.to)
-    )
+        raise CommandError(
+            f"{arguments.run} is no run folder: it holds no config.json", status=EXIT_BAD_INPUT
+        )
+    return start_program("services.trainer.export", str(arguments.run), "--to", str(arguments.to))
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -99,7 +99,9 @@ class _PipelineLines:
             yield f"back to version {pipeline.version} (incarnation {pipeline.incarnation})"
             return
         first = previous[1] + 1
-        steps = f"step {first}" if first == pipeline.version else f"steps {first}-{pipeline.version}"
+        steps = (
+            f"step {first}" if first == pipeline.version else f"steps {first}-{pipeline.version}"
+        )
         yield f"{steps} of {pipeline.num_steps}  {describe_metrics(pipeline.metrics)}".rstrip()
 
     def _wait(self, pipeline: PipelineStatus, now_s: float) -> Iterator[str]:
