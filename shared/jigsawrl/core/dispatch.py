@@ -92,9 +92,7 @@ def _own(sequence: Sequence, tenant: Tenant, *, version: int, now_s: float) -> N
         sequence.min_version = version
 
 
-def _placement(
-    pipeline: Pipeline, group: Group, sequence: Sequence, *, version: int
-) -> Placement:
+def _placement(pipeline: Pipeline, group: Group, sequence: Sequence, *, version: int) -> Placement:
     assert group.prompt is not None
     return Placement(
         sequence=ids.sequence_id(pipeline.name, group.number, sequence.index),

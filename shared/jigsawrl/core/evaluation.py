@@ -112,8 +112,3 @@ def evaluate(pipeline: Pipeline, outbox: Outbox) -> None:
             attempt=running.attempt,
         )
     )
-
-
-def done(pipeline: Pipeline) -> bool:
-    """Nothing runs or waits."""
-    return pipeline.evaluation is None and not pipeline.evaluations_due
