@@ -33,6 +33,7 @@ def started(state: State, event: NodeStarted) -> None:
             workers.end_boot(pipeline, tenant)
         tenant.lost = False
         state.touch(pipeline)
+    _touch_queued(state)
 
 
 def stopped(state: State, event: NodeStopped) -> None:
@@ -60,6 +61,7 @@ def heard(state: State, event: Heartbeat) -> None:
         for pipeline, tenant in _tenants(state, node.id):
             tenant.lost = False
             state.touch(pipeline)
+        _touch_queued(state)
 
 
 def check(state: State) -> None:
@@ -70,6 +72,13 @@ def check(state: State) -> None:
             for pipeline, tenant in _tenants(state, node.id):
                 workers.lose(pipeline, tenant)
                 state.touch(pipeline)
+
+
+def _touch_queued(state: State) -> None:
+    """New devices may be what a queued pipeline waits for."""
+    for pipeline in state.pipelines.values():
+        if pipeline.stage == "queued":
+            state.touch(pipeline)
 
 
 def _tenants(state: State, node: str) -> list[tuple[Pipeline, Tenant]]:
