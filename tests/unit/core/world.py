@@ -293,9 +293,7 @@ class World:
                         group=order.group, epoch=order.epoch, ref=self._ref(), num_prompt_tokens=3
                     )
                 )
-        event = e.GroupsMade(
-            **self._head(process, "made"), made=tuple(made), failed=tuple(failed)
-        )
+        event = e.GroupsMade(**self._head(process, "made"), made=tuple(made), failed=tuple(failed))
         self._later(0.01, lambda: self.say(process, event))
 
     def _on_loadweights(self, process: Process, command: c.LoadWeights) -> None:
