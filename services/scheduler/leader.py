@@ -51,8 +51,11 @@ class DeposedError(Exception):
 class Leader:
     """Leads from construction of the scheduler until deposed or cancelled."""
 
-    def __init__(self, bus: Bus, *, holder: str, folder: Path) -> None:
+    def __init__(
+        self, bus: Bus, *, holder: str, folder: Path, snapshot_events: int = SNAPSHOT_EVENTS
+    ) -> None:
         self._bus = bus
+        self._snapshot_events = snapshot_events
         self._holder = holder
         self._segments = folder / "events"
         self._entries: list[Entry] = []
@@ -173,7 +176,7 @@ class Leader:
         if isinstance(event, CheckpointCommitted) and event.pipeline is not None:
             group.create_task(self._purge_data(scheduler, event.pipeline))
         due = (
-            self._num_since_snapshot >= SNAPSHOT_EVENTS
+            self._num_since_snapshot >= self._snapshot_events
             or self._handling_s >= SNAPSHOT_HANDLING_S
             or time.monotonic() - self._snapshot_s >= SNAPSHOT_S
         )

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import signal
+import sys
 import uuid
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from jigsawrl.bus.client import NatsBus
+from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.config import (
     InitModelConfig,
     PipelineConfig,
@@ -19,13 +23,12 @@ from jigsawrl.config import (
     encode_config,
 )
 from jigsawrl.contract.codec import encode
-from jigsawrl.contract.commands import Command, Configure, StartTenant
+from jigsawrl.contract.commands import Configure, StartTenant
 from jigsawrl.contract.events import Heartbeat, LeaderElected, NodeStarted, WorkerStarted
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.requests import Cancel, Status, StatusQuery, Submit
 from jigsawrl.contract.spec import Device
 
-from services.scheduler import leader as leader_module
 from services.scheduler.leader import DeposedError, Leader
 from services.scheduler.replay import replay
 from services.scheduler.segments import Entry, last_written, read_segments, write_segment
@@ -41,7 +44,7 @@ def leading(bus: NatsBus, tmp_path: Path) -> Start:
 
     @asynccontextmanager
     async def start() -> AsyncIterator["asyncio.Future[None]"]:
-        leader = Leader(bus, holder=uuid.uuid4().hex[:6], folder=tmp_path)
+        leader = Leader(bus, holder=uuid.uuid4().hex[:6], folder=tmp_path, snapshot_events=50)
         task = asyncio.ensure_future(leader.lead())
         try:
             yield task
@@ -89,9 +92,16 @@ async def collecting(bus: NatsBus, worker: Worker) -> AsyncIterator[list[Any]]:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - a test's condition has no event
-            await asyncio.sleep(0.01)
+    async def holds() -> bool:
+        return bool(condition())
+
+    await until_true(holds)
+
+
+async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await condition():  # noqa: ASYNC110 - a server's state sends no event
+            await asyncio.sleep(0.02)
 
 
 async def start_node(bus: NatsBus) -> None:
@@ -173,9 +183,10 @@ async def test_a_successor_repeats_commands_under_their_ids_and_rises_in_epoch(
 
 
 async def until_leads(bus: NatsBus, *, after: int) -> None:
-    async with asyncio.timeout(10):
-        while (await status(bus)).leader_epoch <= after:
-            await asyncio.sleep(0.05)
+    async def leads() -> bool:
+        return (await status(bus)).leader_epoch > after
+
+    await until_true(leads)
 
 
 async def test_a_leader_that_reads_anothers_election_stops(bus: NatsBus, leading: Start) -> None:
@@ -187,18 +198,53 @@ async def test_a_leader_that_reads_anothers_election_stops(bus: NatsBus, leading
                 await task
 
 
-async def test_snapshots_let_the_stream_be_purged_and_a_restart_goes_on(
-    bus: NatsBus, leading: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_killed_scheduler_process_is_followed_by_the_standby(
+    bus: NatsBus, nats_server: EmbeddedServer, prefix: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(leader_module, "SNAPSHOT_EVENTS", 50)
+    async with process(nats_server.url, prefix, tmp_path / "a") as first:
+        leader = (await status(bus)).leader
+        async with process(nats_server.url, prefix, tmp_path / "b") as second:
+            assert await submit(bus, config()) is None
+            first.send_signal(signal.SIGKILL)
+
+            async def followed() -> bool:
+                return (await status(bus)).leader != leader
+
+            await until_true(followed)
+            assert [p.pipeline for p in (await status(bus)).pipelines] == ["p"]
+            second.send_signal(signal.SIGTERM)
+            assert await second.wait() == 0
+    assert list(replay(tmp_path / "b" / "events")) == []
+
+
+@asynccontextmanager
+async def process(url: str, prefix: str, folder: Path) -> AsyncIterator[Process]:
+    """A scheduler as users start it."""
+    arguments = ("--url", url, "--state-dir", str(folder), "--prefix", prefix)
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.scheduler", *arguments
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+            await running.wait()
+
+
+async def test_snapshots_let_the_stream_be_purged_and_a_restart_goes_on(
+    bus: NatsBus, leading: Start, tmp_path: Path
+) -> None:
     async with leading():
         await submit(bus, config())
         for i in range(160):
             await bus.publish_event(Heartbeat(id=f"h{i}", node=NODE))
         events = bus.subjects.events_stream().name
-        async with asyncio.timeout(10):
-            while await bus.count_messages(events) > 130:
-                await asyncio.sleep(0.05)
+
+        async def purged() -> bool:
+            return await bus.count_messages(events) <= 130
+
+        await until_true(purged)
         first_epoch = (await status(bus)).leader_epoch
     assert len(await bus.load_snapshots()) == 2
     async with leading():
