@@ -9,6 +9,7 @@ was said before the subscription is on the stream (see docs/bus.md).
 """
 
 import asyncio
+import contextlib
 import sys
 import time
 
@@ -51,7 +52,5 @@ async def watch(url: str, pipeline: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) not in (2, 3):
         sys.exit("usage: python examples/watch_events.py URL [PIPELINE]")
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(watch(sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else "*"))
-    except KeyboardInterrupt:
-        pass
