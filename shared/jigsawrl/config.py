@@ -76,6 +76,10 @@ class SortDigitsConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="
     max_digits: PositiveInt = 8
     num_held_out: PositiveInt = 500
 
+    def __post_init__(self) -> None:
+        if self.min_digits > self.max_digits:
+            raise ValueError(f"min_digits {self.min_digits} exceeds max_digits {self.max_digits}")
+
 
 class JsonlTaskConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="jsonl"):
     """One JSON object a line with ``prompt``, ``answer`` and any other fields."""
@@ -212,6 +216,11 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.num_minibatches > self.groups_per_batch:
             raise ValueError("num_minibatches must not exceed groups_per_batch")
+        if self.schedule.warmup_steps >= self.num_steps:
+            raise ValueError(
+                f"schedule.warmup_steps {self.schedule.warmup_steps} must be below num_steps"
+                f" {self.num_steps}, or the learning rate never reaches its value"
+            )
 
 
 class EvaluationConfig(Table, frozen=True, kw_only=True):

@@ -1,0 +1,69 @@
+"""``python -m services.node --url URL --state-dir DIR --run-folder DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import uuid
+from pathlib import Path
+
+import uvloop
+from jigsawrl.bus.client import connect
+
+from jigsawrl.contract.message import Worker
+from jigsawrl.contract.streams import check_name
+from jigsawrl.observe import configure_logging
+from services.node.devices import discover
+from services.node.node import Node
+
+
+def main() -> int:
+    """Run a node until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="python -m services.node")
+    parser.add_argument("--url", required=True, help="NATS server, nats://127.0.0.1:4222")
+    parser.add_argument("--state-dir", required=True, type=Path, help="logs and the process list")
+    parser.add_argument("--run-folder", required=True, type=Path, help="where trainers write")
+    parser.add_argument("--node", default="node0", help="this node's name")
+    parser.add_argument("--devices", help="choice of devices, for example cpu:0,cpu:1")
+    parser.add_argument("--prefix", default="jig", help="first token of all subjects")
+    arguments = parser.parse_args()
+    configure_logging(service="node")
+    try:
+        check_name(arguments.node, "--node")
+        devices = discover(arguments.node, arguments.devices)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    identity = Worker(id=arguments.node, boot=uuid.uuid4().hex[:12])
+
+    async def serve() -> None:
+        bus = await connect(arguments.url, name=arguments.node, prefix=arguments.prefix)
+        node = Node(
+            bus,
+            identity,
+            devices,
+            url=arguments.url,
+            state_folder=arguments.state_dir,
+            run_folder=arguments.run_folder,
+        )
+        living = asyncio.ensure_future(node.live())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, living.cancel)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await living
+        finally:
+            # Tenants are stopped even where the bus is away: the goodbye alone has a deadline.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(node.stop("told to stop"), 4.8)
+            await bus.close()
+
+    uvloop.run(serve())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

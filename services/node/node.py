@@ -1,0 +1,164 @@
+"""The supervisor of one machine: registers its devices, runs the tenants that the scheduler places
+here, says that it lives. It decides nothing and adopts nothing: at start it kills what an earlier
+node left behind, and tells the scheduler that it holds no tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from pathlib import Path
+
+import structlog
+
+from jigsawrl.bus.base import Bus
+from jigsawrl.contract.commands import Command, StartTenant, StopTenant
+from jigsawrl.contract.events import (
+    Heartbeat,
+    NodeStarted,
+    NodeStopped,
+    WorkerExited,
+    WorkerFailed,
+)
+from jigsawrl.contract.message import Worker, message_id
+from jigsawrl.contract.spec import Device
+from services.node.leftovers import Leftovers
+from services.node.tenant import TenantCommand, TenantProcess
+
+log = structlog.get_logger()
+
+HEARTBEAT_PERIOD_S = 2.0
+
+
+class Node:
+    """One boot of one node."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        identity: Worker,
+        devices: tuple[Device, ...],
+        *,
+        url: str,
+        state_folder: Path,
+        run_folder: Path,
+    ) -> None:
+        self._bus = bus
+        self._identity = identity
+        self._devices = {device.id: device for device in devices}
+        self._url = url
+        self._run_folder = run_folder
+        self._logs = state_folder / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._leftovers = Leftovers(state_folder / "processes.json")
+        self._tenants: dict[str, TenantProcess] = {}
+        self._leader_epoch = 0
+        self._counter = itertools.count()
+
+    async def live(self) -> None:
+        """Until cancelled."""
+        num_killed = self._leftovers.kill_all()
+        if num_killed:
+            log.warning("killed what an earlier node left behind", num_processes=num_killed)
+        await self._bus.bind_commands(self._identity)
+        await self._bus.publish_event(
+            NodeStarted(
+                id=message_id(NodeStarted.tag(), self._identity.id, self._identity.boot),
+                node=self._identity,
+                devices=tuple(self._devices.values()),
+            )
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._beat())
+            group.create_task(self._bus.consume_commands(self._identity, self._on_command))
+
+    async def stop(self, reason: str) -> None:
+        """Stop all tenants, then say so."""
+        await asyncio.gather(*(tenant.stop() for tenant in self._tenants.values()))
+        await self._bus.publish_event(
+            NodeStopped(id=self._new_id(NodeStopped.tag()), node=self._identity, reason=reason)
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await self._bus.publish_event(
+                Heartbeat(id=self._new_id(Heartbeat.tag()), node=self._identity)
+            )
+            await asyncio.sleep(HEARTBEAT_PERIOD_S)
+
+    async def _on_command(self, command: Command) -> None:
+        if command.leader_epoch < self._leader_epoch:
+            log.warning("refused a command of a deposed leader", command=command.id)
+            return
+        self._leader_epoch = command.leader_epoch
+        if isinstance(command, StartTenant):
+            self._start(command)
+        elif isinstance(command, StopTenant):
+            tenant = self._tenants.pop(command.tenant, None)
+            if tenant is not None:
+                await tenant.stop()
+                log.info("stopped", tenant=command.tenant)
+
+    def _start(self, command: StartTenant) -> None:
+        if command.tenant in self._tenants:
+            return
+        log.info("starting", tenant=command.tenant, device=command.device)
+        self._tenants[command.tenant] = TenantProcess(
+            self._tenant_command(command),
+            self._leftovers,
+            on_exit=lambda worker, code, reason: self._exited(
+                command.pipeline, worker, code, reason
+            ),
+            on_failure=lambda worker, reason: self._failed(command.pipeline, worker, reason),
+        )
+
+    def _tenant_command(self, command: StartTenant) -> TenantCommand:
+        program = "rollout" if command.role == "evaluation" else command.role
+        argv = [sys.executable, "-m", f"services.{program}", "--url", self._url]
+        argv += ["--prefix", self._bus.subjects.prefix, "--pipeline", command.pipeline]
+        argv += ["--worker", command.tenant, "--node", self._identity.id]
+        if program == "rollout":
+            argv += ["--role", command.role]
+        if command.role == "trainer":
+            argv += ["--run-folder", str(self._run_folder)]
+        environment = {"OMP_NUM_THREADS": "1"}
+        device = None if command.device is None else self._devices[command.device]
+        if device is not None:
+            argv += ["--device", device.id]
+        if device is None or device.kind == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        else:
+            environment["CUDA_VISIBLE_DEVICES"] = str(device.index)
+        return TenantCommand(
+            tenant=command.tenant,
+            argv=argv,
+            environment=environment,
+            cores=(device.index,) if device is not None and device.kind == "cpu" else (),
+            log=self._logs / f"{command.tenant}.log",
+        )
+
+    async def _exited(self, pipeline: str, worker: Worker, exit_code: int, reason: str) -> None:
+        log.warning("exited", tenant=worker.id, reason=reason)
+        await self._bus.publish_event(
+            WorkerExited(
+                id=message_id(WorkerExited.tag(), worker.id, worker.boot),
+                pipeline=pipeline,
+                worker=worker,
+                exit_code=exit_code,
+                reason=reason,
+            )
+        )
+
+    async def _failed(self, pipeline: str, worker: Worker, reason: str) -> None:
+        log.error("gave up", tenant=worker.id, reason=reason)
+        await self._bus.publish_event(
+            WorkerFailed(
+                id=message_id(WorkerFailed.tag(), worker.id, worker.boot),
+                pipeline=pipeline,
+                worker=worker,
+                reason=reason,
+            )
+        )
+
+    def _new_id(self, tag: str) -> str:
+        return message_id(tag, self._identity.id, self._identity.boot, next(self._counter))

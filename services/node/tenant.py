@@ -1,0 +1,141 @@
+"""One tenant process under supervision: start, restart with a backoff, give up, stop.
+
+It knows nothing of the bus: what happened is told by two callbacks, which the node turns into events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from jigsawrl.contract.message import Worker
+from jigsawrl.processes import die_with_parent
+from services.node.leftovers import Leftovers
+from services.run import EXIT_REFUSED
+
+FIRST_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 5.0
+MAX_FAILURES = 5
+FAILURE_WINDOW_S = 60.0
+STOP_GRACE_S = 4.0
+"""Between SIGTERM and SIGKILL; a node must be gone 5 s after its own SIGTERM."""
+
+
+class TenantCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """How to start one tenant."""
+
+    tenant: str
+    argv: Sequence[str]
+    """Without ``--boot``, which changes with every start."""
+    environment: dict[str, str]
+    cores: tuple[int, ...]
+    log: Path
+
+
+class TenantProcess:
+    """Keeps one tenant running until stopped or given up."""
+
+    def __init__(
+        self,
+        command: TenantCommand,
+        leftovers: Leftovers,
+        *,
+        on_exit: Callable[[Worker, int, str], Awaitable[None]],
+        on_failure: Callable[[Worker, str], Awaitable[None]],
+    ) -> None:
+        self._command = command
+        self._leftovers = leftovers
+        self._on_exit = on_exit
+        self._on_failure = on_failure
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self._task = asyncio.create_task(self._keep_running())
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL for the whole process group; returns when it is gone."""
+        self._stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            self._task.cancel()  # it waits in a backoff
+        else:
+            _signal_group(process.pid, signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+            except TimeoutError:
+                _signal_group(process.pid, signal.SIGKILL)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _keep_running(self) -> None:
+        failures: deque[float] = deque()
+        backoff_s = FIRST_BACKOFF_S
+        while not self._stopping:
+            boot = uuid.uuid4().hex[:12]
+            worker = Worker(id=self._command.tenant, boot=boot)
+            exit_code = await self._run_once(boot)
+            if self._stopping:
+                return
+            reason = self._reason(exit_code)
+            now = time.monotonic()
+            failures.append(now)
+            while now - failures[0] > FAILURE_WINDOW_S:
+                failures.popleft()
+            if exit_code == EXIT_REFUSED:
+                await self._on_failure(worker, reason)
+                return
+            if len(failures) >= MAX_FAILURES:
+                await self._on_failure(worker, f"{MAX_FAILURES} failures in a minute: {reason}")
+                return
+            await self._on_exit(worker, exit_code, reason)
+            backoff_s = FIRST_BACKOFF_S if len(failures) == 1 else min(backoff_s * 2, MAX_BACKOFF_S)
+            await asyncio.sleep(backoff_s)
+
+    async def _run_once(self, boot: str) -> int:
+        command = self._command
+        with command.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *command.argv,
+                "--boot",
+                boot,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | command.environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent(command.cores),
+            )
+        pid = self._process.pid
+        self._leftovers.add(pid)
+        try:
+            return await self._process.wait()
+        finally:
+            # Children of the tenant (scorers, data loaders) must not outlive it.
+            _signal_group(pid, signal.SIGKILL)
+            self._leftovers.remove(pid)
+
+    def _reason(self, exit_code: int) -> str:
+        how = f"signal {-exit_code}" if exit_code < 0 else f"exit status {exit_code}"
+        lines = _tail(self._command.log).strip().splitlines()
+        last = lines[-1].strip() if lines else "nothing in its log"
+        return f"{self._command.tenant} ended with {how}: {last} (log: {self._command.log})"
+
+
+def _tail(path: Path, num_bytes: int = 4096) -> str:
+    with path.open("rb") as log:
+        log.seek(0, os.SEEK_END)
+        log.seek(max(0, log.tell() - num_bytes))
+        return log.read().decode(errors="replace")
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)

@@ -1,0 +1,120 @@
+"""The whole system on this machine: nats-server, scheduler and node, started, watched, stopped.
+
+Called by `run_command`. The node starts the rest (environment, reward, rollout, trainer, evaluation)
+as the scheduler places it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from jigsawrl.bus.base import BusError
+from jigsawrl.bus.server import EmbeddedServer, start_server
+from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
+from jigsawrl.cli.supervisor import Child, Program, StartError, keep_alive
+
+PROGRAM_GRACE_S = 3.5
+"""For scheduler and node together; with the server's part a stop takes less than 5 s. Tenants of a
+node that does not end in time die with it."""
+
+EXIT_POLL_S = 0.1
+"""How often a nats-server is looked at; it is no asyncio child."""
+
+
+class Server:
+    """The nats-server as a `Child`: it comes back on the same port with the same store."""
+
+    def __init__(self, store_folder: Path) -> None:
+        self.name = "nats-server"
+        self.log_path = store_folder / "nats-server.log"
+        self._store_folder = store_folder
+        self._server: EmbeddedServer | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens; the same after every restart."""
+        assert self._server is not None
+        return self._server.url
+
+    async def start(self) -> None:
+        """The first time on a free port."""
+        port = None if self._server is None else self._server.port
+        try:
+            self._server = await start_server(self._store_folder, port=port)
+        except BusError as error:
+            raise StartError(str(error)) from error
+
+    async def wait(self) -> int:
+        """Until the process ends."""
+        assert self._server is not None
+        while (code := self._server.exit_code) is None:  # noqa: ASYNC110 (no event to wait for)
+            await asyncio.sleep(EXIT_POLL_S)
+        return code
+
+    async def stop(self, *, grace_s: float) -> None:
+        """`grace_s` is the server's own."""
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+
+
+class EmbeddedSystem:
+    """The three processes of one run, complete when built."""
+
+    def __init__(self, run_folder: Path, server: Server) -> None:
+        logs = run_folder / "logs"
+        scheduler_folder, node_folder = str(run_folder / "scheduler"), str(run_folder / "node")
+        self.url = server.url
+        self.scheduler = Program(
+            "scheduler",
+            module="services.scheduler",
+            arguments=("--url", server.url, "--state-dir", scheduler_folder),
+            log_path=logs / "scheduler.log",
+        )
+        self.node = Program(
+            "node",
+            module="services.node",
+            arguments=(
+                *("--url", server.url, "--state-dir", node_folder),
+                *("--run-folder", str(run_folder)),
+            ),
+            log_path=logs / "node.log",
+        )
+        self._children: tuple[Child, ...] = (server, self.scheduler, self.node)
+
+    async def supervise(self, on_notice: Callable[[str], None]) -> None:
+        """Restart what ends, until cancelled; raises `GaveUpError`."""
+        tasks = [
+            asyncio.create_task(keep_alive(child, on_notice=on_notice)) for child in self._children
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def embedded_system(run_folder: Path) -> AsyncIterator[EmbeddedSystem]:
+    """Start the system under `run_folder`; stop it at the end, whatever happened, within 5 s."""
+    server = Server(run_folder / "nats")
+    try:
+        await server.start()
+    except StartError as error:
+        raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
+    try:
+        system = EmbeddedSystem(run_folder, server)
+        try:
+            await system.scheduler.start()
+            await system.node.start()
+            yield system
+        finally:
+            await asyncio.gather(
+                system.node.stop(grace_s=PROGRAM_GRACE_S),
+                system.scheduler.stop(grace_s=PROGRAM_GRACE_S),
+            )
+    finally:
+        await server.stop(grace_s=0)

@@ -1,0 +1,138 @@
+"""`jigsaw`: arguments in, exit status out. Each command's code is imported only when it is called.
+
+Exit status: 0 done · 1 failed · 2 bad input, nothing was started · 130 and 143 stopped by a signal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError, ConfigError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; errors become one line on standard error."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _COMMANDS[arguments.command](arguments)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except CommandError as error:
+        print(f"jigsaw {arguments.command}: {error}", file=sys.stderr)
+        return error.status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jigsaw", description="RL post-training of language models."
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="train a pipeline on this machine, everything embedded")
+    _add_pipeline(run)
+    run.add_argument(
+        "--runs-folder", type=Path, default=Path("runs"), metavar="DIR", help="default: runs"
+    )
+    run.add_argument("--name", help="the run's folder; default: pipeline's name and the time")
+
+    check = commands.add_parser("check", help="validate a pipeline file, print what it resolves to")
+    _add_pipeline(check)
+    check.add_argument("--json", action="store_true", help="print JSON instead of TOML")
+
+    export = commands.add_parser("export", help="write a run's model as a Hugging Face checkpoint")
+    export.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    export.add_argument("--to", type=Path, required=True, metavar="DIR", help="must not exist")
+
+    bench = commands.add_parser("bench", help="measure a part of the system")
+    bench.add_argument("subject", choices=["engine"], help="engine: against transformers' generate")
+    bench.add_argument("--json", action="store_true", help="only the last line, one JSON object")
+    return parser
+
+
+class _Version(argparse.Action):
+    """Reads the installed version only when asked: importlib.metadata is slow."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"jigsaw {version('jigsawrl')}")
+        parser.exit()
+
+
+def _add_pipeline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pipeline", type=Path, metavar="PIPELINE.toml")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one key, as in trainer.num_steps=3; may be repeated",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli.config_file import load_config
+
+    config = load_config(arguments.pipeline, overrides=arguments.set)
+    require_programs("services")
+    from jigsawrl.cli.run_command import run
+
+    return run(config, runs_folder=arguments.runs_folder, name=arguments.name)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli.config_file import load_config, to_json, to_toml
+
+    config = load_config(arguments.pipeline, overrides=arguments.set)
+    print(to_json(config) if arguments.json else to_toml(config).rstrip())
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    require_programs("services")
+    if not (arguments.run / "config.json").is_file():
+        raise CommandError(
+            f"{arguments.run} is no run folder: it holds no config.json", status=EXIT_BAD_INPUT
+        )
+    return start_program("services.trainer.export", str(arguments.run), "--to", str(arguments.to))
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    require_programs("loadgen")
+    return start_program(
+        f"loadgen.bench.{arguments.subject}", *(["--json"] if arguments.json else [])
+    )
+
+
+def require_programs(package: str) -> None:
+    """Raise `CommandError` where the package of programs is not there (a bare wheel)."""
+    if importlib.util.find_spec(package) is None:
+        raise CommandError(
+            f"the programs ({package}) are not installed: this is the bare library;"
+            " the system runs from a checkout (make run) or the image"
+        )
+
+
+def start_program(module: str, *arguments: str) -> int:
+    """Run one program to its end with our terminal; its exit status."""
+    try:
+        return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+    except KeyboardInterrupt:
+        return 130
+
+
+_COMMANDS = {"run": _run, "check": _check, "export": _export, "bench": _bench}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Keeps one child process alive: restarts it after a crash, gives it up when it keeps crashing.
+
+Called by `embedded`. A child is anything with the four methods of `Child`; `Program` is a Python
+module run as a process. It knows nothing of what the children do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+FIRST_BACKOFF_S = 0.2
+"""Before the first restart; doubles with every recent failure."""
+
+MAX_BACKOFF_S = 5.0
+
+MAX_FAILURES = 5
+"""Within `FAILURE_WINDOW_S`: more is no accident."""
+
+FAILURE_WINDOW_S = 60.0
+
+TAIL_LINES = 12
+"""Of a log, shown with the reason."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class GaveUpError(Exception):
+    """A child failed too often; the text is one line, `tail` the end of its log."""
+
+    def __init__(self, text: str, *, tail: Sequence[str]) -> None:
+        super().__init__(text)
+        self.tail = tuple(tail)
+
+
+class StartError(Exception):
+    """A child could not be started again; counts as a failure."""
+
+
+class Child(Protocol):
+    """One process that can be started again after it ended."""
+
+    name: str
+    log_path: Path
+
+    async def start(self) -> None:
+        """Start it; raises `StartError`."""
+
+    async def wait(self) -> int:
+        """Its exit code, when it ends."""
+
+    async def stop(self, *, grace_s: float) -> None:
+        """End it: SIGTERM, then SIGKILL after `grace_s`; harmless when it has ended."""
+
+
+async def keep_alive(child: Child, *, on_notice: Callable[[str], None]) -> NoReturn:
+    """Watch a started child until cancelled; raises `GaveUpError`."""
+    failures_s: list[float] = []
+    while True:
+        try:
+            code = await child.wait()
+            reason = f"{child.name} ended with {describe_exit(code)}"
+            while True:
+                now_s = time.monotonic()
+                failures_s = [at for at in failures_s if now_s - at < FAILURE_WINDOW_S] + [now_s]
+                if len(failures_s) >= MAX_FAILURES:
+                    raise GaveUpError(
+                        f"{reason}, for the {MAX_FAILURES}th time in a minute; see"
+                        f" {child.log_path}",
+                        tail=tail(child.log_path),
+                    )
+                delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (len(failures_s) - 1))
+                on_notice(f"{reason}; starting it again")
+                await asyncio.sleep(delay_s)
+                await child.start()
+                break
+        except StartError as error:
+            reason = f"{child.name} did not start ({error})"
+
+
+def describe_exit(code: int) -> str:
+    """``status 1`` or ``signal SIGKILL``."""
+    if code >= 0:
+        return f"status {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
+
+
+def tail(path: Path) -> list[str]:
+    """The last lines of a log; empty where there is none."""
+    try:
+        return path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    except OSError:
+        return []
+
+
+class Program:
+    """``python -m MODULE ...`` with its output in a log file; dies with this process."""
+
+    def __init__(self, name: str, *, module: str, arguments: Sequence[str], log_path: Path) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._command = (sys.executable, "-m", module, *arguments)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """In a session of its own, so that a Ctrl-C reaches it only through us."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=child_environment(),
+                start_new_session=True,
+                preexec_fn=_die_with_parent(os.getpid()),
+            )
+
+    async def wait(self) -> int:
+        """Until the process ends."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def stop(self, *, grace_s: float) -> None:
+        """SIGCONT too: a stopped process takes SIGTERM only when it goes on."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+            process.send_signal(signal.SIGCONT)
+        try:
+            await asyncio.wait_for(process.wait(), grace_s)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def child_environment() -> dict[str, str]:
+    """Ours, with one thread for each library: parallelism comes from processes, not from threads."""
+    defaults = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    return defaults | dict(os.environ)
+
+
+def _die_with_parent(parent: int) -> Callable[[], None] | None:
+    """For the child between fork and exec; only Linux can.
+
+    The signal comes when the *thread* that forked ends: fork on the main thread only."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
