@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import pytest
+
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.contract.message import Worker
@@ -12,7 +13,6 @@ from jigsawrl.core import ids, invariants
 from jigsawrl.core.history import data_needed_from
 from jigsawrl.core.state import Pipeline
 from jigsawrl.core.status import pipeline_status
-
 from tests.unit.core.world import Faults, World, spec
 
 T = TypeVar("T", bound=c.Command)

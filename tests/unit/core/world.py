@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import msgspec
+
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.contract.message import Ref, Worker
@@ -14,7 +15,6 @@ from jigsawrl.contract.spec import Device, EvaluationSpec, PipelineSpec
 from jigsawrl.core import invariants
 from jigsawrl.core.policies.serial import Serial
 from jigsawrl.core.scheduler import Scheduler
-
 from tests.unit.core.tenants import Process, Tenants
 
 
