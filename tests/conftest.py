@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from jigsawrl.bus.client import NatsBus, connect
 from jigsawrl.bus.server import EmbeddedServer, start_server
 from jigsawrl.contract.streams import StreamSpec

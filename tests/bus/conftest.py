@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+
 from jigsawrl.bus.server import EmbeddedServer, start_server
 
 

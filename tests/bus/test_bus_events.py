@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from bus_samples import an_event, dead_letters, events_after, in_background, take, until
+
 from jigsawrl.bus.client import NatsBus, connect
 from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.contract.codec import encode

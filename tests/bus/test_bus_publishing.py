@@ -7,6 +7,7 @@ import signal
 import msgspec
 import pytest
 from bus_samples import an_event, events_after, in_background, until
+
 from jigsawrl.bus.base import MessageTooLargeError, StreamFullError
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.server import EmbeddedServer
