@@ -137,15 +137,15 @@ class LiveRun:
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def services(self) -> dict[str, psutil.Process]:
-        """Running programs by role."""
-        found = {}
+        """Running programs by role; of a program and its own children, the program."""
+        found: dict[str, psutil.Process] = {}
         for process in self._descendants():
             try:
                 role = role_of(process.cmdline())
             except psutil.Error:
                 continue
             if role is not None:
-                found[role] = process
+                found.setdefault(role, process)  # parents come before their children
         return found
 
     def _descendants(self) -> list[psutil.Process]:

@@ -52,8 +52,8 @@ async def test_a_rollout_worker_works_where_the_run_folder_is_hidden(tmp_path: P
         rollout += ["--pipeline", "tiny", "--worker", "tiny.rollout9"]
         hide = f"mount -t tmpfs -o mode=000 none {shlex.quote(str(live.run_folder))}"
         with (tmp_path / "hidden.log").open("wb") as log:
-            worker = subprocess.Popen(
-                ["unshare", "-m", "sh", "-c", f"{hide} && exec {shlex.join(rollout)}"],
+            worker = await asyncio.create_subprocess_exec(
+                *("unshare", "-m", "sh", "-c", f"{hide} && exec {shlex.join(rollout)}"),
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -66,5 +66,5 @@ async def test_a_rollout_worker_works_where_the_run_folder_is_hidden(tmp_path: P
         finally:
             await client.close()
             worker.send_signal(signal.SIGTERM)
-            worker.wait(10)
+            await asyncio.wait_for(worker.wait(), 10)
         assert await asyncio.to_thread(live.wait) == 0, live.story()
