@@ -22,6 +22,12 @@ def test_a_name_that_exists_is_refused(tmp_path: Path) -> None:
         make_run_folder(tmp_path, pipeline="p", name="mine")
 
 
+@pytest.mark.parametrize("name", ["../mine", "a/b", "..", ""])
+def test_a_name_that_is_a_path_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CommandError, match="not a path"):
+        make_run_folder(tmp_path, pipeline="p", name=name)
+
+
 def test_a_folder_that_can_not_be_made_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CommandError, match="choose another --runs-folder"):
