@@ -38,9 +38,7 @@ def check_replay(world: World) -> None:
     assert encoded(replayed) == encoded(world.issued)
     for sequence, snapshot in list(world.snapshots.items())[::7]:
         restored = Scheduler.restore(snapshot, policy=Serial())
-        tail = [
-            restored.handle(e, timestamp_s=t, sequence=s) for e, t, s in world.log[sequence:]
-        ]
+        tail = [restored.handle(e, timestamp_s=t, sequence=s) for e, t, s in world.log[sequence:]]
         assert encoded(tail) == encoded(world.issued[sequence:])
         assert restored.snapshot() == world.scheduler.snapshot()
 
@@ -98,9 +96,7 @@ def test_a_hostile_world_keeps_conservation_and_replays(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_trainer_that_dies_often_rolls_back_and_still_ends(seed: int) -> None:
-    world = World(
-        seed=seed, faults=Faults(kill_per_s=0.08), pipelines=[spec("a", num_steps=6)]
-    )
+    world = World(seed=seed, faults=Faults(kill_per_s=0.08), pipelines=[spec("a", num_steps=6)])
     world.run()
     pipeline = world.scheduler.state.pipelines["a"]
     assert pipeline.stage == "finished"

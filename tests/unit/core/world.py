@@ -82,6 +82,7 @@ class World:
         self.cuts: list[c.BatchCut] = []
         self.processes: dict[str, Process] = {}
         self.checkpoints: dict[str, int] = {}
+        self.checkpoint_every = 2
         self._orders: dict[str, c.StartTenant] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = itertools.count()
@@ -89,9 +90,9 @@ class World:
         self._node_boot = "n1"
         self._silent_until_s = 0.0
         self.faulty = True
-        self._publish(e.LeaderElected(id="leader", leader="s", code_version="1"))
+        self.publish(e.LeaderElected(id="leader", leader="s", code_version="1"))
         for pipeline in pipelines:
-            self._publish(
+            self.publish(
                 e.PipelineSubmitted(
                     id=f"submit:{pipeline.name}",
                     pipeline=pipeline.name,
@@ -107,14 +108,19 @@ class World:
 
     def run(self, *, limit_s: float = 900.0) -> None:
         """To the end; after half the limit the world is kind, so that everything must end."""
+        pipelines = self.scheduler.state.pipelines
+        self.run_until(lambda: not any(p.live for p in pipelines.values()), limit_s=limit_s)
+        self._tick()
+
+    def run_until(self, condition: Callable[[], bool], *, limit_s: float = 900.0) -> None:
+        """Until something is so."""
         start_s = self.now_s
-        while self._queue and any(p.live for p in self.scheduler.state.pipelines.values()):
+        while not condition():
             self.now_s, _, action = heapq.heappop(self._queue)
             if self.now_s - start_s > limit_s / 2:
                 self.faulty = False
-            assert self.now_s - start_s < limit_s, "the pipelines do not end"
+            assert self.now_s - start_s < limit_s, "it does not come to this"
             action()
-        self._tick()
 
     # --- The stream ------------------------------------------------------------------------------
 
@@ -135,11 +141,11 @@ class World:
         """An event of a process, with the faults of the way."""
         if not process.alive or (isinstance(event, LOSABLE) and self._chance(self.faults.lose)):
             return
-        self._publish(event)
+        self.publish(event)
         if self._chance(self.faults.repeat):
-            self._later(self.random.uniform(0, 3), lambda: self._publish(event))
+            self._later(self.random.uniform(0, 3), lambda: self.publish(event))
 
-    def _publish(self, event: e.Event) -> None:
+    def publish(self, event: e.Event) -> None:
         sequence = len(self.log) + 1
         self.log.append((event, self.now_s, sequence))
         if sequence % 100 == 0:
@@ -167,7 +173,7 @@ class World:
     def _id(self, tag: str) -> str:
         return f"{tag}:{next(self._counter)}"
 
-    def _ref(self, stream: str = "DATA") -> Ref:
+    def new_ref(self, stream: str = "DATA") -> Ref:
         return Ref(stream=stream, sequence=next(self._data))
 
     # --- Node ------------------------------------------------------------------------------------
@@ -175,7 +181,7 @@ class World:
     def _start_node(self) -> None:
         devices = tuple(Device("node", i, "cpu", 1 << 30) for i in range(2))
         node = Worker(id="node", boot=self._node_boot)
-        self._publish(e.NodeStarted(id=self._id("node"), node=node, devices=devices))
+        self.publish(e.NodeStarted(id=self._id("node"), node=node, devices=devices))
 
     def _node_command(self, command: c.Command) -> None:
         if command.worker.boot != self._node_boot:
@@ -207,6 +213,15 @@ class World:
             ),
         )
 
+    def spawn_by_hand(self, order: c.StartTenant) -> None:
+        """A tenant that the scheduler did not place."""
+        self._orders[order.tenant] = order
+        self._spawn(order)
+
+    def silence(self, duration_s: float) -> None:
+        """The node's heartbeats do not arrive for a while."""
+        self._silent_until_s = self.now_s + duration_s
+
     def kill(self, process: Process) -> None:
         """A crash; the node sees it (perhaps after the next start) and restarts it."""
         process.alive = False
@@ -218,23 +233,23 @@ class World:
             exit_code=-9,
             reason="killed",
         )
-        self._later(self.random.uniform(0.0, 0.8), lambda: self._publish(exited))
+        self._later(self.random.uniform(0.0, 0.8), lambda: self.publish(exited))
         self._later(0.4, lambda: self._spawn(order))
 
     def _tick(self) -> None:
-        self._publish(e.Tick(id=self._id("tick")))
+        self.publish(e.Tick(id=self._id("tick")))
 
     def _heartbeat(self) -> None:
         if self.now_s >= self._silent_until_s:
             node = Worker(id="node", boot=self._node_boot)
-            self._publish(e.Heartbeat(id=self._id("heartbeat"), node=node))
+            self.publish(e.Heartbeat(id=self._id("heartbeat"), node=node))
 
     def _harm(self) -> None:
         for process in list(self.processes.values()):
             if process.alive and self._chance(self.faults.kill_per_s):
                 self.kill(process)
         if self._chance(self.faults.silence_per_s):
-            self._silent_until_s = self.now_s + 20
+            self.silence(20.0)
         if self._chance(self.faults.node_restart_per_s):
             for process in self.processes.values():
                 process.alive = False
@@ -290,12 +305,13 @@ class World:
             else:
                 made.append(
                     e.GroupMade(
-                        group=order.group, epoch=order.epoch, ref=self._ref(), num_prompt_tokens=3
+                        group=order.group,
+                        epoch=order.epoch,
+                        ref=self.new_ref(),
+                        num_prompt_tokens=3,
                     )
                 )
-        event = e.GroupsMade(
-            **self._head(process, "made"), made=tuple(made), failed=tuple(failed)
-        )
+        event = e.GroupsMade(**self._head(process, "made"), made=tuple(made), failed=tuple(failed))
         self._later(0.01, lambda: self.say(process, event))
 
     def _on_loadweights(self, process: Process, command: c.LoadWeights) -> None:
@@ -336,7 +352,7 @@ class World:
             finish = e.SequenceFinish(
                 sequence=name,
                 epoch=epoch,
-                ref=self._ref(),
+                ref=self.new_ref(),
                 finish_reason="stop",
                 num_tokens=5,
                 min_version=process.weights[1],
@@ -360,7 +376,7 @@ class World:
             e.SequenceReward(
                 sequence=order.sequence,
                 epoch=order.epoch,
-                ref=self._ref(),
+                ref=self.new_ref(),
                 reward=float("nan") if self._chance(self.faults.fail_work) else 1.0,
             )
             for order in command.orders
@@ -378,7 +394,7 @@ class World:
             gang_epoch=process.gang_epoch,
             incarnation=incarnation,
             version=process.version,
-            manifest=self._ref("WEIGHTS"),
+            manifest=self.new_ref("WEIGHTS"),
             num_bytes=1,
             num_trained_tokens=num_tokens,
             metrics={"loss": 1.0} if num_tokens else {},
@@ -393,7 +409,8 @@ class World:
     def _train(self, process: Process, command: c.BatchCut) -> None:
         process.version += 1
         pipeline = process.order.pipeline
-        if process.version % 2 == 1 and not self._chance(0.3):
+        due = process.version % self.checkpoint_every == 0
+        if due and not self._chance(0.3):
             self.checkpoints[pipeline] = process.version
         last = self.scheduler.state.pipelines[pipeline].spec.num_steps
         if process.version == last:
