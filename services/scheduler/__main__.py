@@ -14,10 +14,10 @@ from pathlib import Path
 
 import structlog
 import uvloop
+
 from jigsawrl.bus.base import Bus, BusError
 from jigsawrl.bus.client import connect
 from jigsawrl.observe import configure_logging
-
 from services.scheduler.leader import DeposedError, Leader
 
 log = structlog.get_logger()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
+
 from jigsawrl import __version__
 from jigsawrl.bus.base import Bus, BusError, StoredEvent
 from jigsawrl.contract.commands import Command
@@ -23,7 +24,6 @@ from jigsawrl.contract.message import message_id
 from jigsawrl.core.history import data_needed_from
 from jigsawrl.core.policies.serial import Serial
 from jigsawrl.core.scheduler import Scheduler
-
 from services.scheduler.outgoing import Outgoing
 from services.scheduler.requests import Requests
 from services.scheduler.segments import Entry, last_written, write_segment

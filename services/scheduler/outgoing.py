@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 
 import structlog
+
 from jigsawrl.bus.base import Bus, MessageTooLargeError
 from jigsawrl.contract.commands import Command
 from jigsawrl.contract.events import PipelineCancelled

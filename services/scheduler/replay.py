@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
 from jigsawrl.contract.codec import EVENTS, UndecodableError
 from jigsawrl.contract.commands import Command
 from jigsawrl.core.policies.serial import Serial
 from jigsawrl.core.scheduler import Scheduler
-
 from services.scheduler.segments import read_segments
 
 

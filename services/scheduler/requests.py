@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import msgspec
+
 from jigsawrl.bus.base import Bus, BusError
 from jigsawrl.config import PipelineConfig, decode_config
 from jigsawrl.contract.events import PipelineCancelled, PipelineSubmitted
@@ -15,7 +16,6 @@ from jigsawrl.contract.message import Message, message_id
 from jigsawrl.contract.requests import Cancel, Status, StatusQuery, Submit, Submitted
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.status import pipeline_status
-
 from services.scheduler.sizing import (
     data_stream_bytes,
     longest_record_bytes,

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.config import (
@@ -28,7 +29,6 @@ from jigsawrl.contract.events import Heartbeat, LeaderElected, NodeStarted, Work
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.requests import Cancel, Status, StatusQuery, Submit
 from jigsawrl.contract.spec import Device
-
 from services.scheduler.leader import DeposedError, Leader
 from services.scheduler.replay import replay
 from services.scheduler.segments import Entry, last_written, read_segments, write_segment

@@ -46,11 +46,15 @@ def admit(pipeline: Pipeline) -> None:
         pipeline.to_make.append(number)
 
 
-def drop_stale(pipeline: Pipeline) -> None:
-    """The hard bound: a whole group with a token older than the mode allows is not trained."""
+def drop_stale(pipeline: Pipeline, groups: list[Group]) -> bool:
+    """The hard bound on complete groups: one with a token older than the mode allows is not trained.
+    Whether there was one; then the next prompts take the slots."""
     assert pipeline.version is not None
     oldest = pipeline.version - ETA[pipeline.spec.mode]
-    for group in list(pipeline.groups.values()):
+    found = False
+    for group in groups:
         versions = [s.min_version for s in group.sequences if s.stage == "scored"]
-        if group.complete and any(v is not None and v < oldest for v in versions):
+        if any(v is not None and v < oldest for v in versions):
             end(pipeline, group, "stale")
+            found = True
+    return found

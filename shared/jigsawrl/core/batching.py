@@ -6,6 +6,8 @@ stands in exactly one cut of the surviving history.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from jigsawrl.contract.commands import BatchCut, TrainedGroup, TrainedSequence
 from jigsawrl.contract.events import SubStagesEnded
 from jigsawrl.contract.message import Ref
@@ -32,9 +34,8 @@ def cut(pipeline: Pipeline, now_s: float) -> None:
     size = pipeline.spec.groups_per_batch
     if len(pipeline.groups) < size:
         return
-    drop_stale(pipeline)
-    first = list(pipeline.groups.values())[:size]
-    if len(first) < size or not all(group.complete for group in first):
+    first = list(islice(pipeline.groups.values(), size))
+    if not all(group.complete for group in first) or drop_stale(pipeline, first):
         return
     for group in first:
         del pipeline.groups[group.number]

@@ -49,7 +49,7 @@ def pack(
     offset = 0
     for name in sorted(state):
         raw = state[name].detach().contiguous().cpu().reshape(-1).view(torch.uint8)
-        view[offset : offset + raw.numel()] = memoryview(raw.numpy())
+        view[offset : offset + raw.numel()] = raw.numpy().tobytes()
         tensors.append(
             WeightTensor(
                 name=name,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import pytest
+
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.contract.message import Worker
@@ -12,7 +13,6 @@ from jigsawrl.core import ids, invariants
 from jigsawrl.core.history import data_needed_from
 from jigsawrl.core.state import Pipeline
 from jigsawrl.core.status import pipeline_status
-
 from tests.unit.core.world import Faults, World, spec
 
 T = TypeVar("T", bound=c.Command)
@@ -194,6 +194,29 @@ def test_a_group_below_its_least_size_fails_and_the_next_prompt_takes_its_slot(
     assert (status.groups.failed, status.groups.trained, status.groups.admitted) == (1, 9, 10)
     assert (status.sequences.failed, status.sequences.discarded) == (2, 1)
     assert any("p/g0/s2" in dict(drop.sequences) for drop in issued(world, c.Drop))
+
+
+def test_a_group_with_a_token_of_an_older_version_is_stale_and_gives_its_slot_back(
+    world: World,
+) -> None:
+    world.run_until(lambda: pipeline_of(world).version == 1 and len(running(world)) == 9)
+    group = next(iter(pipeline_of(world).groups.values()))
+    owner = group.sequences[0].owner
+    assert owner is not None
+    old = e.SequenceFinish(
+        sequence=f"p/g{group.number}/s0",
+        epoch=1,
+        ref=world.new_ref(),
+        finish_reason="stop",
+        num_tokens=1,
+        min_version=0,
+        max_version=1,
+    )
+    world.publish(e.SequencesFinished(id="f", pipeline="p", worker=owner, finished=(old,)))
+    world.run()
+    status = pipeline_status(world.scheduler.state, pipeline_of(world))
+    assert (status.groups.stale, status.groups.trained, status.groups.admitted) == (1, 9, 10)
+    assert status.sequences.stale == 3
 
 
 def test_a_pipeline_whose_groups_all_fail_is_given_up_with_the_reason() -> None:

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jigsawrl.core import ids
 from jigsawrl.core.clock import StreamClock
 

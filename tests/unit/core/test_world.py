@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from jigsawrl.contract.commands import Command
 from jigsawrl.core import invariants
 from jigsawrl.core.policies.serial import Serial
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.status import pipeline_status
-
 from tests.unit.core.world import Faults, World, spec
 
 

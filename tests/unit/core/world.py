@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import msgspec
+
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.contract.message import Ref, Worker
@@ -14,6 +15,7 @@ from jigsawrl.contract.spec import Device, EvaluationSpec, PipelineSpec
 from jigsawrl.core import invariants
 from jigsawrl.core.policies.serial import Serial
 from jigsawrl.core.scheduler import Scheduler
+from tests.unit.core.tenants import Process, Tenants
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,21 +55,6 @@ def spec(name: str = "p", **changes: object) -> PipelineSpec:
     return msgspec.structs.replace(base, **changes)
 
 
-class Process:
-    """One boot of one tenant."""
-
-    def __init__(self, worker: Worker, order: c.StartTenant) -> None:
-        self.worker = worker
-        self.order = order
-        self.alive = True
-        self.weights = (0, -1)
-        self.gang_epoch = 0
-        self.incarnation = 0
-        self.version = 0
-        self.held: dict[str, int] = {}
-        self.last_delivery_s = 0.0
-
-
 class World:
     """Runs until all pipelines have ended, or too long."""
 
@@ -90,6 +77,7 @@ class World:
         self._node_boot = "n1"
         self._silent_until_s = 0.0
         self.faulty = True
+        self._tenants = Tenants(self)
         self.publish(e.LeaderElected(id="leader", leader="s", code_version="1"))
         for pipeline in pipelines:
             self.publish(
@@ -124,26 +112,26 @@ class World:
 
     # --- The stream ------------------------------------------------------------------------------
 
-    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._counter), action))
 
     def _every(self, period_s: float, action: Callable[[], None]) -> None:
         def again() -> None:
             action()
-            self._later(period_s, again)
+            self.later(period_s, again)
 
-        self._later(period_s, again)
+        self.later(period_s, again)
 
-    def _chance(self, probability: float) -> bool:
+    def chance(self, probability: float) -> bool:
         return self.faulty and self.random.random() < probability
 
     def say(self, process: Process, event: e.Event) -> None:
         """An event of a process, with the faults of the way."""
-        if not process.alive or (isinstance(event, LOSABLE) and self._chance(self.faults.lose)):
+        if not process.alive or (isinstance(event, LOSABLE) and self.chance(self.faults.lose)):
             return
         self.publish(event)
-        if self._chance(self.faults.repeat):
-            self._later(self.random.uniform(0, 3), lambda: self.publish(event))
+        if self.chance(self.faults.repeat):
+            self.later(self.random.uniform(0, 3), lambda: self.publish(event))
 
     def publish(self, event: e.Event) -> None:
         sequence = len(self.log) + 1
@@ -161,16 +149,18 @@ class World:
             self.cuts.append(command)
         if isinstance(command, c.StartTenant | c.StopTenant):
             if command.worker.boot == self._node_boot:
-                self._later(0.05, lambda: self._node_command(command))
+                self.later(0.05, lambda: self._node_command(command))
             return
         process = self.processes.get(command.worker.id)
         if process is None or process.worker != command.worker:
             return
         at_s = max(process.last_delivery_s, self.now_s + self.random.uniform(0.001, 0.05))
         process.last_delivery_s = at_s
-        self._later(at_s - self.now_s, lambda: process.alive and self._handle(process, command))
+        self.later(
+            at_s - self.now_s, lambda: process.alive and self._tenants.handle(process, command)
+        )
 
-    def _id(self, tag: str) -> str:
+    def new_id(self, tag: str) -> str:
         return f"{tag}:{next(self._counter)}"
 
     def new_ref(self, stream: str = "DATA") -> Ref:
@@ -181,7 +171,7 @@ class World:
     def _start_node(self) -> None:
         devices = tuple(Device("node", i, "cpu", 1 << 30) for i in range(2))
         node = Worker(id="node", boot=self._node_boot)
-        self.publish(e.NodeStarted(id=self._id("node"), node=node, devices=devices))
+        self.publish(e.NodeStarted(id=self.new_id("node"), node=node, devices=devices))
 
     def _node_command(self, command: c.Command) -> None:
         if command.worker.boot != self._node_boot:
@@ -204,7 +194,7 @@ class World:
         self.say(
             process,
             e.WorkerStarted(
-                id=self._id("started"),
+                id=self.new_id("started"),
                 pipeline=order.pipeline,
                 worker=worker,
                 role=order.role,
@@ -227,30 +217,30 @@ class World:
         process.alive = False
         order = process.order
         exited = e.WorkerExited(
-            id=self._id("exited"),
+            id=self.new_id("exited"),
             pipeline=order.pipeline,
             worker=process.worker,
             exit_code=-9,
             reason="killed",
         )
-        self._later(self.random.uniform(0.0, 0.8), lambda: self.publish(exited))
-        self._later(0.4, lambda: self._spawn(order))
+        self.later(self.random.uniform(0.0, 0.8), lambda: self.publish(exited))
+        self.later(0.4, lambda: self._spawn(order))
 
     def _tick(self) -> None:
-        self.publish(e.Tick(id=self._id("tick")))
+        self.publish(e.Tick(id=self.new_id("tick")))
 
     def _heartbeat(self) -> None:
         if self.now_s >= self._silent_until_s:
             node = Worker(id="node", boot=self._node_boot)
-            self.publish(e.Heartbeat(id=self._id("heartbeat"), node=node))
+            self.publish(e.Heartbeat(id=self.new_id("heartbeat"), node=node))
 
     def _harm(self) -> None:
         for process in list(self.processes.values()):
-            if process.alive and self._chance(self.faults.kill_per_s):
+            if process.alive and self.chance(self.faults.kill_per_s):
                 self.kill(process)
-        if self._chance(self.faults.silence_per_s):
+        if self.chance(self.faults.silence_per_s):
             self.silence(20.0)
-        if self._chance(self.faults.node_restart_per_s):
+        if self.chance(self.faults.node_restart_per_s):
             for process in self.processes.values():
                 process.alive = False
             self.processes, self._orders = {}, {}
@@ -264,182 +254,9 @@ class World:
                 self.say(
                     process,
                     e.Inventory(
-                        id=self._id("inventory"),
+                        id=self.new_id("inventory"),
                         pipeline=process.order.pipeline,
                         worker=process.worker,
                         held=held,
                     ),
                 )
-
-    # --- Tenants ---------------------------------------------------------------------------------
-
-    def _handle(self, process: Process, command: c.Command) -> None:
-        name = type(command).__name__.lower()
-        getattr(self, f"_on_{name}")(process, command)
-
-    def _head(self, process: Process, tag: str) -> dict[str, object]:
-        return {
-            "id": self._id(tag),
-            "pipeline": process.order.pipeline,
-            "worker": process.worker,
-        }
-
-    def _on_configure(self, process: Process, command: c.Configure) -> None:
-        version = gang_epoch = None
-        if process.order.role == "trainer":
-            version = process.version = self.checkpoints.get(process.order.pipeline, 0)
-            gang_epoch = process.gang_epoch = command.gang_epoch
-        ready = e.WorkerReady(
-            **self._head(process, "ready"),
-            role=process.order.role,
-            version=version,
-            gang_epoch=gang_epoch,
-        )
-        self._later(0.2, lambda: self.say(process, ready))
-
-    def _on_makegroups(self, process: Process, command: c.MakeGroups) -> None:
-        made, failed = [], []
-        for order in command.orders:
-            if self._chance(self.faults.fail_work):
-                failed.append(e.GroupFailure(group=order.group, epoch=order.epoch, reason="no"))
-            else:
-                made.append(
-                    e.GroupMade(
-                        group=order.group,
-                        epoch=order.epoch,
-                        ref=self.new_ref(),
-                        num_prompt_tokens=3,
-                    )
-                )
-        event = e.GroupsMade(**self._head(process, "made"), made=tuple(made), failed=tuple(failed))
-        self._later(0.01, lambda: self.say(process, event))
-
-    def _on_loadweights(self, process: Process, command: c.LoadWeights) -> None:
-        def load() -> None:
-            process.weights = (command.incarnation, command.version)
-            event = e.WeightsLoaded(
-                **self._head(process, "loaded"),
-                incarnation=command.incarnation,
-                version=command.version,
-            )
-            self.say(process, event)
-
-        self._later(0.05, load)
-
-    def _on_placesequences(self, process: Process, command: c.PlaceSequences) -> None:
-        accepted = []
-        for placement in command.placements:
-            assert process.weights == (command.incarnation, placement.min_version)
-            process.held[placement.sequence] = placement.epoch
-            accepted.append(e.Held(placement.sequence, placement.epoch))
-            name, epoch = placement.sequence, placement.epoch
-            self._later(
-                self.random.uniform(0.05, 2.0),
-                lambda name=name, epoch=epoch: self._generate(process, name, epoch),
-            )
-        event = e.SequencesAccepted(**self._head(process, "accepted"), accepted=tuple(accepted))
-        self.say(process, event)
-
-    def _generate(self, process: Process, name: str, epoch: int) -> None:
-        if process.held.get(name) != epoch or not process.alive:
-            return
-        del process.held[name]
-        failed: tuple[e.SequenceFailure, ...] = ()
-        finished: tuple[e.SequenceFinish, ...] = ()
-        if self._chance(self.faults.fail_work):
-            failed = (e.SequenceFailure(sequence=name, epoch=epoch, reason="no"),)
-        else:
-            finish = e.SequenceFinish(
-                sequence=name,
-                epoch=epoch,
-                ref=self.new_ref(),
-                finish_reason="stop",
-                num_tokens=5,
-                min_version=process.weights[1],
-                max_version=process.weights[1],
-            )
-            finished = (finish,)
-        self.say(
-            process,
-            e.SequencesFinished(
-                **self._head(process, "finished"), finished=finished, failed=failed
-            ),
-        )
-
-    def _on_drop(self, process: Process, command: c.Drop) -> None:
-        for name, epoch in command.sequences:
-            if process.held.get(name, epoch + 1) <= epoch:
-                del process.held[name]
-
-    def _on_scoresequences(self, process: Process, command: c.ScoreSequences) -> None:
-        rewarded = tuple(
-            e.SequenceReward(
-                sequence=order.sequence,
-                epoch=order.epoch,
-                ref=self.new_ref(),
-                reward=float("nan") if self._chance(self.faults.fail_work) else 1.0,
-            )
-            for order in command.orders
-        )
-        event = e.SequencesRewarded(**self._head(process, "rewarded"), rewarded=rewarded)
-        self._later(0.02, lambda: self.say(process, event))
-
-    def _on_publishweights(self, process: Process, command: c.PublishWeights) -> None:
-        assert command.version == process.version
-        self._announce(process, command.incarnation, 0)
-
-    def _announce(self, process: Process, incarnation: int, num_tokens: int) -> None:
-        event = e.VersionPublished(
-            **self._head(process, "published"),
-            gang_epoch=process.gang_epoch,
-            incarnation=incarnation,
-            version=process.version,
-            manifest=self.new_ref("WEIGHTS"),
-            num_bytes=1,
-            num_trained_tokens=num_tokens,
-            metrics={"loss": 1.0} if num_tokens else {},
-        )
-        self.say(process, event)
-
-    def _on_batchcut(self, process: Process, command: c.BatchCut) -> None:
-        assert command.version == process.version
-        assert command.gang_epoch == process.gang_epoch
-        self._later(0.5, lambda: process.alive and self._train(process, command))
-
-    def _train(self, process: Process, command: c.BatchCut) -> None:
-        process.version += 1
-        pipeline = process.order.pipeline
-        due = process.version % self.checkpoint_every == 0
-        if due and not self._chance(0.3):
-            self.checkpoints[pipeline] = process.version
-        last = self.scheduler.state.pipelines[pipeline].spec.num_steps
-        if process.version == last:
-            self.checkpoints[pipeline] = process.version
-        if self._chance(self.faults.kill_per_s * 10):
-            self.kill(process)
-            return
-        self._announce(process, command.incarnation, 100)
-        if self.checkpoints.get(pipeline) == process.version:
-            self.say(
-                process,
-                e.CheckpointCommitted(
-                    **self._head(process, "checkpoint"),
-                    gang_epoch=process.gang_epoch,
-                    incarnation=command.incarnation,
-                    version=process.version,
-                    path="x",
-                ),
-            )
-
-    def _on_evaluate(self, process: Process, command: c.Evaluate) -> None:
-        event = e.EvaluationFinished(
-            **self._head(process, "evaluated"),
-            incarnation=command.incarnation,
-            version=command.version,
-            num_problems=10,
-            num_correct=5,
-            mean_reward=0.5,
-            mean_num_tokens=5.0,
-            duration_s=1.0,
-        )
-        self._later(self.random.uniform(0.5, 6.0), lambda: self.say(process, event))
