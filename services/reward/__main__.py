@@ -1,0 +1,7 @@
+"""``python -m services.reward --url URL --pipeline NAME``."""
+
+from services.reward.reward import Reward
+from services.run import main, parser
+
+if __name__ == "__main__":
+    main(Reward, parser("reward").parse_args(), role="reward")
