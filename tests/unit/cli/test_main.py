@@ -68,3 +68,11 @@ def test_export_of_what_is_no_run_says_so(
 def test_a_bare_library_says_where_the_system_runs() -> None:
     with pytest.raises(CommandError, match="from a checkout"):
         require_programs("services_that_are_not_there")
+
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_a_valid_pipeline(path: Path) -> None:
+    assert main(["check", str(path)]) == 0
