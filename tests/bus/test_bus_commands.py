@@ -6,6 +6,7 @@ import signal
 import time
 
 from bus_samples import WORKER, a_command, dead_letters, in_background, until
+
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.commands import consumer_name
 from jigsawrl.bus.server import EmbeddedServer
