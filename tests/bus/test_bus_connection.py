@@ -8,6 +8,7 @@ import time
 
 import pytest
 from bus_samples import an_event, until
+
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import NatsBus, connect
 from jigsawrl.bus.server import EmbeddedServer

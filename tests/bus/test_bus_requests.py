@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from bus_samples import dead_letters, in_background, take, until
+
 from jigsawrl.bus.base import BusError
 from jigsawrl.contract.requests import Activity, HeldOut, HeldOutQuery, Score, Scores
 from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES

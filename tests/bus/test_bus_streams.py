@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 from bus_samples import WORKER, a_command, a_record, an_event
+
 from jigsawrl.bus.base import BusError, RecordGoneError
 from jigsawrl.bus.client import connect
 from jigsawrl.bus.server import start_server

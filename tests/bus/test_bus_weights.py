@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from bus_samples import some_weights
+
 from jigsawrl.bus.base import BusError, RecordGoneError, StreamFullError
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.contract.codec import encode

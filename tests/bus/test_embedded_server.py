@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import connect
 from jigsawrl.bus.server import check_version, find_server, start_server

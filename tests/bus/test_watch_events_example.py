@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from bus_samples import WORKER, an_event
+
 from jigsawrl.bus.client import connect
 from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.contract.events import SubStage, SubStagesEnded

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
+
 from jigsawrl.contract.codec import encode
 from jigsawrl.contract.message import Array, Message, Ref, Worker
 from jigsawrl.contract.schema import FAMILIES

@@ -8,6 +8,7 @@ import msgpack
 import msgspec
 import pytest
 from golden_messages import FOLDER, classes, golden, path_of
+
 from jigsawrl.contract import codec
 from jigsawrl.contract.codec import UndecodableError, encode
 from jigsawrl.contract.events import PipelineCancelled, Tick
