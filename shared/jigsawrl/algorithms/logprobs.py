@@ -9,7 +9,7 @@ then top-p (the shortest prefix by falling probability whose mass reaches p), th
 probability 0, and what remains is renormalised. Without it engine and trainer would speak of two
 distributions (TRL issue 6789). The chosen token always stays: once the policy has moved, it may lie
 outside the policy's new nucleus, where its log-probability would be minus infinity and its gradient
-lost (the remedy of DeepSeek-V3.2, arXiv:2512.02556, section 3.1, is to keep the sampler's set;
+lost (the remedy of DeepSeek-V3.2, arXiv:2512.02556, is to keep the sampler's set;
 ours needs no set in the record).
 
 Values are computed in float32 at least, a chunk of tokens at a time, and recomputed in the backward
