@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from jigsawrl.bus.base import MessageTooLargeError
 from jigsawrl.config import PipelineConfig
 from jigsawrl.contract.commands import Command, Configure, GroupOrder, MakeGroups
 from jigsawrl.contract.events import GroupFailure, GroupMade, GroupsMade
@@ -24,6 +25,9 @@ log = structlog.get_logger()
 
 NUM_STORES = 16
 """Records stored at once; the broker's acks are waited for together."""
+GENERATOR_ERRORS = (ValueError, ArithmeticError, LookupError, TypeError, AssertionError)
+"""What a generator raises when it can't make one problem: that group fails, the others go on. Raised
+further, it would cost the whole command, which would be given again for ever."""
 
 
 class Environment:
@@ -80,20 +84,22 @@ class Environment:
             try:
                 problem = await asyncio.to_thread(self._task.train, order.cursor)
                 tokens = encode(self._tokenizer, problem.prompt)
-            except ValueError as error:
-                return GroupFailure(group=order.group, epoch=order.epoch, reason=str(error))
-            ref = await self._context.bus.store(
-                GroupRecord(
-                    id=message_id(GroupRecord.tag(), order.group, order.epoch),
-                    pipeline=self._context.pipeline,
-                    group=order.group,
-                    epoch=order.epoch,
-                    cursor=order.cursor,
-                    prompt_tokens=Array.of("int32", tokens),
-                    prompt_text=problem.prompt,
-                    problem=problem.fields,
-                )
+            except GENERATOR_ERRORS as error:
+                return _failure(order, error)
+            record = GroupRecord(
+                id=message_id(GroupRecord.tag(), order.group, order.epoch),
+                pipeline=self._context.pipeline,
+                group=order.group,
+                epoch=order.epoch,
+                cursor=order.cursor,
+                prompt_tokens=Array.of("int32", tokens),
+                prompt_text=problem.prompt,
+                problem=problem.fields,
             )
+            try:
+                ref = await self._context.bus.store(record)
+            except MessageTooLargeError as error:
+                return _failure(order, error)
         return GroupMade(
             group=order.group, epoch=order.epoch, ref=ref, num_prompt_tokens=len(tokens)
         )
@@ -119,3 +125,9 @@ class Environment:
             prompt_text=problem.prompt,
             problem=problem.fields,
         )
+
+
+def _failure(order: GroupOrder, error: Exception) -> GroupFailure:
+    return GroupFailure(
+        group=order.group, epoch=order.epoch, reason=f"training prompt {order.cursor}: {error}"
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from jigsawrl.bus.base import RecordGoneError
+from jigsawrl.bus.base import MessageTooLargeError, RecordGoneError
 from jigsawrl.config import PipelineConfig
 from jigsawrl.contract.commands import Command, Configure, ScoreOrder, ScoreSequences
 from jigsawrl.contract.events import SequenceFailure, SequenceReward, SequencesRewarded
@@ -25,6 +25,10 @@ log = structlog.get_logger()
 
 NUM_LOADS = 16
 """Records loaded or stored at once."""
+COMMAND_DEADLINE_S = 20.0
+"""Scores of one command, waiting included; with the last sample's deadline well under the 30 s after
+which the scheduler takes orders back: where many answers are degenerate the rest fails with a reason,
+instead of being ordered again for ever."""
 
 
 class Reward:
@@ -58,7 +62,7 @@ class Reward:
         assert self._training is not None
         loaded = await self._load(command.orders)
         samples = [sample for sample in loaded if isinstance(sample, Sample)]
-        scores = iter(await self._training.score(samples))
+        scores = iter(await self._training.score(samples, deadline_s=COMMAND_DEADLINE_S))
         results = [
             next(scores) if isinstance(sample, Sample) else Result(None, sample)
             for sample in loaded
@@ -123,8 +127,13 @@ class Reward:
             correct=result.scored.correct,
             response_text=sample.response,
         )
-        async with self._loads:
-            ref = await self._context.bus.store(record)
+        try:
+            async with self._loads:
+                ref = await self._context.bus.store(record)
+        except MessageTooLargeError as error:
+            return SequenceFailure(
+                sequence=order.sequence, epoch=order.epoch, reason=f"reward: {error}"
+            )
         return SequenceReward(
             sequence=order.sequence, epoch=order.epoch, ref=ref, reward=record.reward
         )

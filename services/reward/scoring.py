@@ -13,6 +13,7 @@ import os
 import signal
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from typing import BinaryIO
 
@@ -60,30 +61,43 @@ class Scorer:
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
-    async def score(self, samples: Sequence[Sample]) -> list[Result]:
-        """One result a sample, in order; a sample that can't be scored has a reason, not a 0."""
+    async def score(
+        self, samples: Sequence[Sample], *, deadline_s: float = math.inf
+    ) -> list[Result]:
+        """One result a sample, in order; a sample that can't be scored has a reason, not a 0.
+
+        `deadline_s` from now no further try begins: what is left then has that as its reason."""
         results: list[Result] = []
+        ends_s = time.monotonic() + deadline_s
         async with self._turn:
-            while len(results) < len(samples):
-                results += await self._score_until_failure(samples[len(results) :])
-        return results
+            while len(results) < len(samples) and time.monotonic() < ends_s:
+                results += await self._score_until_failure(samples[len(results) :], ends_s=ends_s)
+        late = Result(
+            None, f"not scored within {deadline_s:g} s: the answers before it took too long"
+        )
+        return results + [late] * (len(samples) - len(results))
 
     async def close(self) -> None:
         """Kill the child."""
         await self._kill()
 
-    async def _score_until_failure(self, samples: Sequence[Sample]) -> list[Result]:
+    async def _score_until_failure(
+        self, samples: Sequence[Sample], *, ends_s: float
+    ) -> list[Result]:
         results: list[Result] = []
         try:
             child = await self._started()
             assert child.stdin is not None
             child.stdin.write(_frame(msgspec.msgpack.encode(samples)))
             for _ in samples:
+                if time.monotonic() > ends_s:
+                    await self._kill()  # it goes on with samples that are given up
+                    break
                 payload = await asyncio.wait_for(_receive(child), self._sample_deadline_s)
                 results.append(msgspec.msgpack.decode(payload, type=Result))
         except TimeoutError:
             await self._kill()
-            results.append(Result(None, f"scoring took over {self._sample_deadline_s} s"))
+            results.append(Result(None, f"scoring took over {self._sample_deadline_s:g} s"))
         except (asyncio.IncompleteReadError, ConnectionError):
             await self._kill()
             results.append(Result(None, "the scorer's process died on this sample"))

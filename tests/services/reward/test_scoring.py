@@ -62,3 +62,14 @@ async def test_a_numeric_answer_is_scored_in_the_child(tmp_path: Path) -> None:
     assert result.scored is not None
     assert result.scored.correct
     await scorer.close()
+
+
+async def test_past_the_deadline_of_all_samples_the_rest_fails_with_that_reason(
+    scorer: Scorer,
+) -> None:
+    (scored,) = await scorer.score(answers("123"), deadline_s=30)
+    assert scored.scored is not None
+    results = await scorer.score(answers("123", "321"), deadline_s=0)
+    assert [r.scored for r in results] == [None, None]
+    assert all("not scored within 0 s" in r.error for r in results)
+    assert (await scorer.score(answers("123")))[0].scored is not None
