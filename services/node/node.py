@@ -52,6 +52,9 @@ class Node:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._leftovers = Leftovers(state_folder / "processes.json")
         self._tenants: dict[str, TenantProcess] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        """Tenants that were told to stop: beside the command loop, so that a slow one delays neither
+        the others nor the next pipeline's start."""
         self._leader_epoch = 0
         self._counter = itertools.count()
 
@@ -74,7 +77,9 @@ class Node:
 
     async def stop(self, reason: str) -> None:
         """Stop all tenants, then say so."""
-        await asyncio.gather(*(tenant.stop() for tenant in self._tenants.values()))
+        for tenant in list(self._tenants):
+            self._end(tenant)
+        await asyncio.gather(*self._ending.values())
         await self._bus.publish_event(
             NodeStopped(id=self._new_id(NodeStopped.tag()), node=self._identity, reason=reason)
         )
@@ -92,16 +97,27 @@ class Node:
             return
         self._leader_epoch = command.leader_epoch
         if isinstance(command, StartTenant):
-            self._start(command)
+            await self._start(command)
         elif isinstance(command, StopTenant):
-            tenant = self._tenants.pop(command.tenant, None)
-            if tenant is not None:
-                await tenant.stop()
-                log.info("stopped", tenant=command.tenant)
+            self._end(command.tenant)
 
-    def _start(self, command: StartTenant) -> None:
+    def _end(self, tenant: str) -> None:
+        process = self._tenants.pop(tenant, None)
+        if process is not None:
+            self._ending[tenant] = asyncio.create_task(self._stop_one(tenant, process))
+
+    async def _stop_one(self, tenant: str, process: TenantProcess) -> None:
+        try:
+            await process.stop()
+            log.info("stopped", tenant=tenant)
+        finally:
+            del self._ending[tenant]
+
+    async def _start(self, command: StartTenant) -> None:
         if command.tenant in self._tenants:
             return
+        if command.tenant in self._ending:  # two processes of one name must not meet
+            await asyncio.wait([self._ending[command.tenant]])
         log.info("starting", tenant=command.tenant, device=command.device)
         self._tenants[command.tenant] = TenantProcess(
             self._tenant_command(command),
