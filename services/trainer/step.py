@@ -120,7 +120,7 @@ class Step:
             ):
                 loss = self._loss(micro, denominators)
                 # FSDP averages gradients over ranks; the loss is a sum over them.
-                (loss * self._gang.num_ranks).backward()  # type: ignore[no-untyped-call]
+                (loss * self._gang.num_ranks).backward()
 
     def _loss(self, micro: MicroBatch, denominators: Denominators) -> Tensor:
         algorithm = self._settings.algorithm
