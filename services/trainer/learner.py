@@ -109,9 +109,7 @@ class Learner:
             load_full_state(self._reference, full_state(self._policy))
         return self.version
 
-    def train(
-        self, samples: Sequence[Sample], *, version: int, cursor: int
-    ) -> dict[str, float]:
+    def train(self, samples: Sequence[Sample], *, version: int, cursor: int) -> dict[str, float]:
         """The step from `version`; its metrics. On any exception the version does not change, and the
         weights are not to be used: the process must end or restore."""
         assert version == self.version
@@ -177,9 +175,7 @@ class Learner:
                 tokenizer=self._tokenizer,
             )
             checkpoint.commit(path)
-            checkpoint.prune(
-                self._run_folder, keep_last=self._config.trainer.checkpoint.keep_last
-            )
+            checkpoint.prune(self._run_folder, keep_last=self._config.trainer.checkpoint.keep_last)
         return path
 
     def close(self) -> None:
@@ -214,9 +210,7 @@ class Learner:
 
     def _place(self, model: Any) -> Any:
         # Never train(): log-probs must be those of the policy that was sampled, without dropout.
-        return shard(
-            model.to(self._device).eval(), self._gang, dtype=self._config.trainer.dtype
-        )
+        return shard(model.to(self._device).eval(), self._gang, dtype=self._config.trainer.dtype)
 
     # --- State ------------------------------------------------------------------------------------
 

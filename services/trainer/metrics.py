@@ -9,9 +9,7 @@ from jigsawrl.contract.commands import BatchCut
 from services.trainer.batch import Sample
 
 
-def batch_metrics(
-    samples: Sequence[Sample], *, cut: BatchCut, train_s: float
-) -> dict[str, float]:
+def batch_metrics(samples: Sequence[Sample], *, cut: BatchCut, train_s: float) -> dict[str, float]:
     """Reward, lengths, staleness, throughput and sub-stages.
 
     Staleness of a sequence, in versions before the one that the step starts from: in total that of
