@@ -18,6 +18,8 @@ def export(run_folder: Path, *, to: Path, version: int | None) -> int:
     Raises ValueError or OSError, in one line."""
     from transformers import AutoTokenizer
 
+    if not run_folder.is_dir():
+        raise ValueError(f"{run_folder}: no such run folder")
     if to.exists():
         raise ValueError(f"{to} exists; choose a folder that does not")
     saved = _find(run_folder, version)

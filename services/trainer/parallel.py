@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -61,7 +60,7 @@ def join_gang(
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=FileStore(str(meeting), num_ranks),
+        store=dist.FileStore(str(meeting), num_ranks),  # type: ignore[attr-defined]
         rank=rank,
         world_size=num_ranks,
     )

@@ -1,8 +1,9 @@
 """The trainer tenant: commands in, versions out. Owns the protocol; `Learner` owns everything torch.
 
 `services.run` calls it. A command may come again at any point (delivery is at least once), so all that
-follows a step (publish, checkpoint, records, announcement) can be done twice with the effect of once,
-and message ids are made of (pipeline, incarnation, version, gang epoch).
+follows a step can be done twice with the effect of once, and message ids are made of (pipeline,
+incarnation, version, gang epoch). The announcement comes last: after the announcement of the last
+version the scheduler may stop this process, and by then its checkpoint and records must be on disk.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from services.trainer.metrics import batch_metrics
 from services.trainer.recorder import MetricsLine, Recorder
 from services.trainer.spans import Spans
 from services.trainer.step import NotFiniteError
-from services.trainer.thread import StoppedError, TorchThread
+from services.trainer.thread import TorchThread
 
 log = structlog.get_logger()
 
@@ -304,13 +305,13 @@ def choose_device(config: PipelineConfig, assigned: str | None) -> torch.device:
     ValueError where there is no such device."""
     if config.device == "cpu":
         return torch.device("cpu")
-    on_cpu = assigned is not None and assigned.rsplit("/", 1)[-1].startswith("cpu")
-    if torch.cuda.is_available() and not on_cpu:
+    wanted = config.device if assigned is None else assigned.rsplit("/", 1)[-1]
+    if torch.cuda.is_available() and not wanted.startswith("cpu"):
         return torch.device("cuda", 0)
-    if config.device == "cuda":
+    if wanted.startswith("cuda") or config.device == "cuda":
         raise ValueError(
-            'device = "cuda", but this trainer sees no CUDA device; set device = "cpu" or start the'
-            " node where one is"
+            f"device {wanted}: torch sees no CUDA device here; set device to cpu, or start the node"
+            " on a machine with a GPU"
         )
     return torch.device("cpu")
 
@@ -319,6 +320,3 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'disk'}: {error.strerror}; free space or mend its permissions"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-__all__ = ["StoppedError", "Trainer", "choose_device"]
