@@ -7,5 +7,7 @@ from services.trainer.trainer import Trainer
 
 if __name__ == "__main__":
     arguments = parser("trainer")
-    arguments.add_argument("--run-folder", required=True, help="checkpoints, metrics, trajectories")
+    arguments.add_argument(
+        "--run-folder", required=True, help="where checkpoints, metrics and trajectories go"
+    )
     main(Trainer, arguments.parse_args(), role="trainer")

@@ -198,7 +198,7 @@ class Step:
             self._check_stop()
             logprobs_N, _ = self._forward(model, micro)
             lengths = [self._samples[row].num_loss_tokens for row in micro.rows]
-            parts = logprobs_N.split(lengths) if lengths else ()
+            parts = torch.split(logprobs_N, lengths) if lengths else ()
             logprobs.update(zip(micro.rows, parts, strict=True))
         return logprobs
 
