@@ -83,7 +83,7 @@ def warm_up(
             logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED
         )
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * min(1.0, (step + 1) / NUM_RISE_STEPS)
