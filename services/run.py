@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 import structlog
 import uvloop
-from jigsawrl.bus.client import connect
 
 from jigsawrl.bus.base import Bus
+from jigsawrl.bus.client import connect
 from jigsawrl.config import PipelineConfig, decode_config
 from jigsawrl.contract.commands import Command, Configure
 from jigsawrl.contract.events import WorkerReady, WorkerRefused, WorkerStarted
@@ -108,6 +108,7 @@ class Life:
         self._leader_epoch = 0
         self._configured = False
         self._ready = asyncio.Event()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.refusal: str | None = None
 
     async def live(self) -> None:
@@ -132,7 +133,7 @@ class Life:
             )
             running = group.create_task(self._run_when_ready())
             try:
-                await self._refused(consuming)
+                await self._ended(consuming)
             finally:
                 consuming.cancel()
                 running.cancel()
@@ -141,11 +142,23 @@ class Life:
         await self._ready.wait()
         await self._tenant.run()
 
-    async def _refused(self, consuming: asyncio.Task[None]) -> None:
-        while self.refusal is None and not consuming.done():
-            await asyncio.wait([consuming], timeout=0.5)
+    async def _ended(self, consuming: asyncio.Task[None]) -> None:
+        """Returns when refused; raises what a command raised."""
+        await asyncio.wait([consuming, self._failure], return_when=asyncio.FIRST_COMPLETED)
+        if self._failure.done():
+            self._failure.result()
 
     async def _on_command(self, command: Command) -> None:
+        """Carry out one command. A fault ends the process, loudly: the node starts it again, the
+        scheduler gives the new boot its work, and five faults in a minute fail the pipeline."""
+        try:
+            await self._carry_out(command)
+        except Exception as error:
+            if not self._failure.done():
+                self._failure.set_exception(error)
+            raise
+
+    async def _carry_out(self, command: Command) -> None:
         if command.leader_epoch < self._leader_epoch:
             log.warning("refused a command of a deposed leader", command=command.id)
             return
@@ -174,6 +187,7 @@ class Life:
                 )
             )
             self.refusal = str(error)
+            self._failure.set_result(None)
             return
         await context.bus.publish_event(
             WorkerReady(

@@ -76,9 +76,7 @@ async def load_samples(bus: Bus, cut: BatchCut) -> list[Sample]:
     return list(await asyncio.gather(*(load(group, trained) for group, trained in wanted)))
 
 
-def make_sample(
-    group: str, sequence: str, record: SequenceRecord, reward: RewardRecord
-) -> Sample:
+def make_sample(group: str, sequence: str, record: SequenceRecord, reward: RewardRecord) -> Sample:
     """One sample from its two records; raises ValueError where they don't belong together."""
     if not isinstance(record, SequenceRecord) or not isinstance(reward, RewardRecord):
         raise ValueError(f"sequence {sequence}: its references name other kinds of records")
@@ -140,9 +138,7 @@ def pack(
     split = [_fill(samples, ordered[r::num_ranks], max_tokens) for r in range(num_ranks)]
     num_wanted = max(len(rows) for rows in split)
     own = split[rank]
-    return [
-        _micro_batch(samples, own[i] if i < len(own) else []) for i in range(num_wanted)
-    ]
+    return [_micro_batch(samples, own[i] if i < len(own) else []) for i in range(num_wanted)]
 
 
 def _fill(samples: Sequence[Sample], ordered: Sequence[int], max_tokens: int) -> list[list[int]]:

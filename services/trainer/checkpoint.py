@@ -82,7 +82,9 @@ def write_files(
 
 def commit(folder: Path) -> None:
     """Create the marker; raises FileExistsError where another did."""
-    marker = _Marker(sha256={str(path.relative_to(folder)): _sha256(path) for path in _files(folder)})
+    marker = _Marker(
+        sha256={str(path.relative_to(folder)): _sha256(path) for path in _files(folder)}
+    )
     descriptor = os.open(folder / MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(marker))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -60,7 +61,7 @@ def join_gang(
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=dist.FileStore(str(meeting), num_ranks),
+        store=FileStore(str(meeting), num_ranks),
         rank=rank,
         world_size=num_ranks,
     )

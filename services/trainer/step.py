@@ -120,7 +120,7 @@ class Step:
             ):
                 loss = self._loss(micro, denominators)
                 # FSDP averages gradients over ranks; the loss is a sum over them.
-                (loss * self._gang.num_ranks).backward()  # type: ignore[no-untyped-call]
+                (loss * self._gang.num_ranks).backward()
 
     def _loss(self, micro: MicroBatch, denominators: Denominators) -> Tensor:
         algorithm = self._settings.algorithm
@@ -133,7 +133,9 @@ class Step:
         lengths_B = kept_BT.sum(dim=1)[: len(micro.rows)]
         advantages_N = advantages_B.repeat_interleave(lengths_B).to(logprobs_N)
         detached_N = logprobs_N.detach()
-        proximal_N = self._stored(self._proximal, micro, detached_N) if self._proximal else detached_N
+        proximal_N = (
+            self._stored(self._proximal, micro, detached_N) if self._proximal else detached_N
+        )
         surrogate = clipped_surrogate(
             logprobs_N,
             proximal_N=proximal_N,
@@ -196,7 +198,7 @@ class Step:
             self._check_stop()
             logprobs_N, _ = self._forward(model, micro)
             lengths = [self._samples[row].num_loss_tokens for row in micro.rows]
-            parts = logprobs_N.split(lengths) if lengths else ()
+            parts = torch.split(logprobs_N, lengths) if lengths else ()
             logprobs.update(zip(micro.rows, parts, strict=True))
         return logprobs
 

@@ -33,7 +33,7 @@ def group_advantages(
     rewards = rewards_B.double()
     advantages = torch.zeros_like(rewards)
     batch_std = _unbiased_std(rewards)
-    for group in groups_B.unique():
+    for group in torch.unique(groups_B):
         members = groups_B == group
         own = rewards[members]
         if own.max() == own.min():

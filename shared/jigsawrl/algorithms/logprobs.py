@@ -51,7 +51,9 @@ def selected_logprobs(
         return _chunk(logits_NV, tokens_N, sampling)
     parts = [
         checkpoint(_chunk, logits_CV, tokens_C, sampling, use_reentrant=False)
-        for logits_CV, tokens_C in zip(logits_NV.split(size), tokens_N.split(size), strict=True)
+        for logits_CV, tokens_C in zip(
+            torch.split(logits_NV, size), torch.split(tokens_N, size), strict=True
+        )
     ]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 

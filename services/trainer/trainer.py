@@ -1,0 +1,322 @@
+"""The trainer tenant: commands in, versions out. Owns the protocol; `Learner` owns everything torch.
+
+`services.run` calls it. A command may come again at any point (delivery is at least once), so all that
+follows a step can be done twice with the effect of once, and message ids are made of (pipeline,
+incarnation, version, gang epoch). The announcement comes last: after the announcement of the last
+version the scheduler may stop this process, and by then its checkpoint and records must be on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from jigsawrl.bus.base import MessageTooLargeError, RecordGoneError
+from jigsawrl.config import PipelineConfig
+from jigsawrl.contract.commands import BatchCut, Configure, PublishWeights
+from jigsawrl.contract.events import (
+    CheckpointCommitted,
+    SubStagesEnded,
+    VersionPublished,
+    WorkerRefused,
+)
+from jigsawrl.contract.message import Ref, Role, message_id
+from jigsawrl.contract.records import WeightManifest
+from services.run import Context, RefusedError
+from services.trainer.batch import Sample, load_samples, permute_rewards
+from services.trainer.learner import Learner
+from services.trainer.metrics import batch_metrics
+from services.trainer.recorder import MetricsLine, Recorder
+from services.trainer.spans import Spans
+from services.trainer.step import NotFiniteError
+from services.trainer.thread import TorchThread
+
+log = structlog.get_logger()
+
+SPANS_EVERY_S = 0.5
+"""Sub-stage events are coalesced to this."""
+NUM_NEWEST_VERSIONS = 2
+"""Versions that stay on the weight channel beside those that the scheduler names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    """The step that led to the version that stands; kept until the next, for repeats."""
+
+    samples: Sequence[Sample]
+    num_tokens: int
+    metrics: dict[str, float]
+    ended_s: float
+
+
+class Trainer:
+    """One boot of one pipeline's trainer."""
+
+    role: Role = "trainer"
+    concurrency = 1
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._thread = TorchThread()
+        self._spans = Spans()
+        self._trained: _Trained | None = None
+        self._config: PipelineConfig
+        self._learner: Learner
+        self._recorder: Recorder
+        self._gang_epoch = 0
+
+    async def configure(self, config: PipelineConfig, command: Configure) -> int:
+        """Restore or make the model; commits version 0 or confirms what was restored."""
+        if self._context.run_folder is None:
+            raise RefusedError("the trainer has no run folder: start it with --run-folder DIR")
+        run_folder = Path(self._context.run_folder)
+        loop = asyncio.get_running_loop()
+
+        def progress(activity: str, num_done: int, num_total: int | None, detail: str) -> None:
+            report = partial(self._context.report, num_done=num_done, num_total=num_total)
+            loop.call_soon_threadsafe(partial(report, activity, detail=detail))
+
+        self._config = config
+        self._gang_epoch = command.gang_epoch
+        self._recorder = Recorder(run_folder)
+        try:
+            self._learner = Learner(
+                config,
+                run_folder=run_folder,
+                gang_epoch=command.gang_epoch,
+                device=choose_device(config, self._context.device),
+                spans=self._spans,
+                progress=progress,
+                check_stop=self._thread.check,
+            )
+            version = await self._thread.run(self._learner.start)
+            await self._thread.run(partial(self._recorder.cut_back, version))
+            # Under this gang's epoch also where it was restored: an older gang that still runs
+            # can't win against it any more.
+            path = await self._thread.run(self._learner.commit_checkpoint)
+        except (ValueError, OSError) as error:
+            raise RefusedError(_one_line(error)) from error
+        await self._announce_checkpoint(command.incarnation, path, cause=command.id)
+        await self._publish_spans()
+        return version
+
+    async def handle(self, command: Any) -> None:
+        """`BatchCut` and `PublishWeights`; anything else is not a trainer's."""
+        if not isinstance(command, BatchCut | PublishWeights):
+            log.warning("refused a command that is not a trainer's", command=command.id)
+            return
+        if command.gang_epoch != self._gang_epoch:
+            log.warning("refused a command to another gang", command=command.id)
+            return
+        try:
+            if isinstance(command, BatchCut):
+                await self._on_cut(command)
+            else:
+                await self._on_publish(command)
+        except (
+            NotFiniteError,
+            RecordGoneError,
+            MessageTooLargeError,
+            ValueError,
+            OSError,
+        ) as error:
+            # No repeat can help: the pipeline fails with the reason, its batch stays stored.
+            await self._refuse(command, _one_line(error))
+        finally:
+            await self._publish_spans()
+
+    async def run(self) -> None:
+        """Let the scheduler see sub-stages while a step runs."""
+        while True:
+            await asyncio.sleep(SPANS_EVERY_S)
+            await self._publish_spans()
+
+    async def close(self) -> None:
+        """End the running work at its next check."""
+        self._thread.stop()
+
+    # --- Commands ---------------------------------------------------------------------------------
+
+    async def _on_cut(self, cut: BatchCut) -> None:
+        standing = self._learner.version
+        if cut.version == standing:
+            await self._train(cut)
+        elif cut.version != standing - 1:
+            raise ValueError(f"told to train from version {cut.version}, but holds {standing}")
+        await self._complete(cut)
+
+    async def _on_publish(self, command: PublishWeights) -> None:
+        if command.version < self._learner.version:
+            log.warning("version is gone, a newer one stands", command=command.id)
+            return
+        if command.version > self._learner.version:
+            raise ValueError(
+                f"told to publish version {command.version}, but holds {self._learner.version}"
+            )
+        manifest, ref = await self._publish_weights(command.incarnation)
+        await self._announce_version(command.incarnation, manifest, ref, cause=command.id)
+
+    async def _train(self, cut: BatchCut) -> None:
+        self._context.report("load batch", num_done=cut.version)
+        samples = await load_samples(self._context.bus, cut)
+        if self._config.trainer.control == "permuted_rewards":
+            samples = permute_rewards(samples, seed=self._config.seed, version=cut.version)
+        self._context.report(
+            "train", num_done=cut.version, num_total=self._config.trainer.num_steps
+        )
+        start = time.monotonic()
+        try:
+            metrics = await self._thread.run(
+                partial(self._learner.train, samples, version=cut.version, cursor=cut.cursor)
+            )
+        except NotFiniteError:
+            await self._thread.run(partial(self._recorder.keep_refused, cut.version + 1, samples))
+            raise
+        batch = batch_metrics(samples, cut=cut, train_s=time.monotonic() - start)
+        self._trained = _Trained(
+            samples=samples,
+            num_tokens=int(batch["generated_tokens"]),
+            metrics=batch | metrics,
+            ended_s=time.time(),
+        )
+
+    async def _complete(self, cut: BatchCut) -> None:
+        """All that follows a step; every part may be repeated."""
+        version = self._learner.version
+        manifest, ref = await self._publish_weights(cut.incarnation)
+        if self._learner.checkpoint_is_due():
+            self._context.report("checkpoint", num_done=version)
+            path = await self._thread.run(self._learner.commit_checkpoint)
+            await self._announce_checkpoint(cut.incarnation, path, cause=cut.id)
+        newest = range(max(0, version - NUM_NEWEST_VERSIONS + 1), version + 1)
+        await self._context.bus.retain_weights(
+            self._context.pipeline, cut.incarnation, sorted({*cut.retain_versions, *newest})
+        )
+        trained = self._trained
+        if trained is not None:
+            line = MetricsLine(
+                version=version,
+                incarnation=cut.incarnation,
+                gang_epoch=self._gang_epoch,
+                time_s=trained.ended_s,
+                metrics=trained.metrics,
+            )
+            await self._thread.run(partial(self._recorder.record, line, trained.samples))
+        await self._announce_version(cut.incarnation, manifest, ref, cause=cut.id, trained=trained)
+
+    # --- Messages ---------------------------------------------------------------------------------
+
+    async def _publish_weights(self, incarnation: int) -> tuple[WeightManifest, Ref]:
+        version = self._learner.version
+        self._context.report("publish weights", num_done=version)
+        with self._spans.span("weight_sync", version=version):
+            manifest, payload = await self._thread.run(
+                partial(
+                    self._learner.pack_weights,
+                    pipeline=self._context.pipeline,
+                    incarnation=incarnation,
+                )
+            )
+            ref = await self._context.bus.publish_weights(manifest, payload)
+        return manifest, ref
+
+    async def _announce_version(
+        self,
+        incarnation: int,
+        manifest: WeightManifest,
+        ref: Ref,
+        *,
+        cause: str,
+        trained: _Trained | None = None,
+    ) -> None:
+        await self._context.bus.publish_event(
+            VersionPublished(
+                id=self._id(VersionPublished.tag(), incarnation, manifest.version),
+                cause=cause,
+                pipeline=self._context.pipeline,
+                worker=self._context.worker,
+                gang_epoch=self._gang_epoch,
+                incarnation=incarnation,
+                version=manifest.version,
+                manifest=ref,
+                num_bytes=manifest.num_bytes,
+                num_trained_tokens=0 if trained is None else trained.num_tokens,
+                metrics={} if trained is None else trained.metrics,
+            )
+        )
+
+    async def _announce_checkpoint(self, incarnation: int, path: Path, *, cause: str) -> None:
+        version = self._learner.version
+        await self._context.bus.publish_event(
+            CheckpointCommitted(
+                id=self._id(CheckpointCommitted.tag(), incarnation, version),
+                cause=cause,
+                pipeline=self._context.pipeline,
+                worker=self._context.worker,
+                gang_epoch=self._gang_epoch,
+                incarnation=incarnation,
+                version=version,
+                path=str(path),
+            )
+        )
+
+    async def _refuse(self, command: BatchCut | PublishWeights, reason: str) -> None:
+        log.error("refused", command=command.id, reason=reason)
+        if isinstance(command, BatchCut):
+            groups = ", ".join(group.group for group in command.groups)
+            reason = f"step from version {command.version}: {reason} (groups {groups})"
+        await self._context.bus.publish_event(
+            WorkerRefused(
+                id=self._id(WorkerRefused.tag(), command.incarnation, command.version),
+                cause=command.id,
+                pipeline=self._context.pipeline,
+                worker=self._context.worker,
+                reason=reason,
+            )
+        )
+
+    async def _publish_spans(self) -> None:
+        spans = self._spans.drain()
+        if not spans:
+            return
+        await self._context.bus.publish_event(
+            SubStagesEnded(
+                id=self._context.new_id(SubStagesEnded.tag()),
+                pipeline=self._context.pipeline,
+                worker=self._context.worker,
+                spans=spans,
+            )
+        )
+
+    def _id(self, tag: str, incarnation: int, version: int) -> str:
+        return message_id(tag, self._context.pipeline, incarnation, version, self._gang_epoch)
+
+
+def choose_device(config: PipelineConfig, assigned: str | None) -> torch.device:
+    """The device that the node assigned (it hides all other GPUs), else the config's; raises
+    ValueError where there is no such device."""
+    if config.device == "cpu":
+        return torch.device("cpu")
+    wanted = config.device if assigned is None else assigned.rsplit("/", 1)[-1]
+    if torch.cuda.is_available() and not wanted.startswith("cpu"):
+        return torch.device("cuda", 0)
+    if wanted.startswith("cuda") or config.device == "cuda":
+        raise ValueError(
+            f"device {wanted}: torch sees no CUDA device here; set device to cpu, or start the node"
+            " on a machine with a GPU"
+        )
+    return torch.device("cpu")
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'disk'}: {error.strerror}; free space or mend its permissions"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
