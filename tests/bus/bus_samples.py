@@ -89,7 +89,7 @@ async def dead_letters(bus: NatsBus) -> list[DeadLetter]:
 async def until(condition: Callable[[], bool], *, within_s: float = 10) -> None:
     """Wait until the condition holds."""
     async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - the condition is outside of this process
+        while not condition():
             await asyncio.sleep(0.02)
 
 

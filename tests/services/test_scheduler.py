@@ -100,7 +100,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(20):
-        while not await condition():  # noqa: ASYNC110 - a server's state sends no event
+        while not await condition():
             await asyncio.sleep(0.02)
 
 

@@ -33,7 +33,7 @@ async def test_a_killed_child_comes_back_as_another_process(tmp_path: Path) -> N
     os.kill(first, signal.SIGKILL)
     async with asyncio.timeout(20):
         assert await notices.get() == "server ended with signal SIGKILL; starting it again"
-        while child.pid == first:  # noqa: ASYNC110 (the process is what is waited for)
+        while child.pid == first:
             await asyncio.sleep(0.05)
     keeping.cancel()
     await child.stop(grace_s=5)
