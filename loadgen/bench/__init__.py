@@ -1,0 +1,1 @@
+"""Benchmarks that `jigsaw bench` starts by name."""
