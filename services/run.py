@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 import structlog
 import uvloop
-from jigsawrl.bus.client import connect
 
 from jigsawrl.bus.base import Bus
+from jigsawrl.bus.client import connect
 from jigsawrl.config import PipelineConfig, decode_config
 from jigsawrl.contract.commands import Command, Configure
 from jigsawrl.contract.events import WorkerReady, WorkerRefused, WorkerStarted

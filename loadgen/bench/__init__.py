@@ -1,1 +1,1 @@
-"""Benchmarks that `jigsaw bench` starts by name."""
+"""Benchmarks that print one JSON object each."""

@@ -11,8 +11,8 @@ import uuid
 from pathlib import Path
 
 import uvloop
-from jigsawrl.bus.client import connect
 
+from jigsawrl.bus.client import connect
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.streams import check_name
 from jigsawrl.observe import configure_logging

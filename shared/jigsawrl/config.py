@@ -265,6 +265,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
             min_group_size=2,
             num_rollout_workers=self.rollout.num_workers,
             evaluation=evaluation,
+            device=self.device,
         )
 
 

@@ -80,6 +80,10 @@ async def test_publishers_wait_for_a_full_stream_and_nothing_is_lost(bus):
             await bus.publish_event(an_event(number, reason="x" * 10_000))
 
     async with in_background(publish_all()) as publishing:
+        await asyncio.sleep(0.5)
+        num_stored = await bus.count_messages(spec.name)
+        assert 0 < num_stored < 30
+        assert [event.sequence for event in await events_after(bus, 0, 1)] == [1]
         reading = bus.read_events(0)
         while len(seen) < 30:
             async with asyncio.timeout(10):
@@ -108,10 +112,20 @@ async def test_publishing_goes_on_over_a_restart_of_the_server(
     own_server.kill()
     await asyncio.sleep(0.3)
     await restart(own_server)
-    await asyncio.wait_for(publishing, 15)
+    # Well under the time-out of one try: the loss of the connection ends it.
+    await asyncio.wait_for(publishing, 4)
     stored = await events_after(own_bus, 0, 300)
     assert [event.event.id for event in stored] == [f"e:{number}" for number in range(300)]
     assert await own_bus.count_messages(own_bus.subjects.events_stream().name) == 300
+
+
+async def test_the_client_waits_for_a_server_that_is_away_for_long(own_server, own_bus, restart):
+    client = (await own_bus.connection.ready()).client
+    own_server.kill()
+    await asyncio.sleep(2)
+    await restart(own_server)
+    assert await own_bus.publish_event(an_event(1)) == 1
+    assert (await own_bus.connection.ready()).client is client
 
 
 async def _publish_numbered(bus: NatsBus, num: int) -> None:

@@ -9,19 +9,25 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import time
 
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from jigsawrl.bus.base import CommandHandler
+from jigsawrl.bus.base import BusError, CommandHandler
 from jigsawrl.bus.connection import RETRYABLE, Backoff, BusClosedError, Connection, log
 from jigsawrl.bus.dead_letters import DeadLetters
 from jigsawrl.bus.handling import outcome
 from jigsawrl.bus.pulling import Puller, PullLostError, delivery_of
 from jigsawrl.contract.codec import COMMANDS, UndecodableError
 from jigsawrl.contract.message import Worker
+
+STREAM_TIMEOUT_S = 20.0
+"""A worker waits so long for the scheduler to make the streams."""
+
+STREAM_POLL_S = 0.1
 
 ACK_WAIT_S = 30.0
 """The server redelivers what is neither acked nor reported in progress for so long."""
@@ -51,7 +57,9 @@ def consumer_name(worker: Worker) -> str:
 
 
 async def bind(connection: Connection, *, stream: str, worker: Worker, subject: str) -> None:
-    """Make the boot's durable consumer; harmless where it exists."""
+    """Make the boot's durable consumer; harmless where it exists.
+
+    A worker may start before the scheduler has made the stream, so a missing one is waited for."""
     name = consumer_name(worker)
     config = ConsumerConfig(
         name=name,
@@ -62,9 +70,18 @@ async def bind(connection: Connection, *, stream: str, worker: Worker, subject: 
         max_ack_pending=1000,
         inactive_threshold=INACTIVE_S,
     )
-    await connection.call(
-        f"make the command consumer of {worker.id}", lambda js: js.add_consumer(stream, config)
-    )
+    what = f"make the command consumer of {worker.id}"
+    deadline = time.monotonic() + STREAM_TIMEOUT_S
+    while True:
+        try:
+            await connection.call(what, lambda js: js.add_consumer(stream, config))
+            return
+        except nats.js.errors.NotFoundError as error:
+            if time.monotonic() > deadline:
+                raise BusError(
+                    f"no stream {stream} after {STREAM_TIMEOUT_S:.0f} s: does a scheduler run?"
+                ) from error
+            await asyncio.sleep(STREAM_POLL_S)
 
 
 class CommandLoop:

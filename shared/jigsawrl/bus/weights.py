@@ -45,19 +45,23 @@ class WeightChannel:
         subject = self._subjects.record(manifest)
         stream = self._subjects.weights_stream(manifest.pipeline).name
         chunks = iter(range(manifest.num_chunks))
+        # Not a TaskGroup: after a failure the others' chunks are on the wire, and must have arrived
+        # before the caller purges to make room.
+        results = await asyncio.gather(
+            *(self._publish_chunks(manifest, payload, chunks) for _ in range(window)),
+            return_exceptions=True,
+        )
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(window):
-                    group.create_task(self._publish_chunks(manifest, payload, chunks))
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
             sequence = await self._publisher.store_last(subject, encode(manifest), manifest.id)
-        except* StreamFullError:
+        except StreamFullError:
             raise StreamFullError(
                 f"the weight channel {stream} is full: version {manifest.version} needs"
-                f" {manifest.num_bytes} bytes more; old versions must go first or the stream"
-                " must be larger"
+                f" {manifest.num_bytes} bytes; old versions must go first or the stream must be"
+                " larger"
             ) from None
-        except* BusError as errors:
-            raise errors.exceptions[0] from None
         return Ref(stream, sequence)
 
     async def _publish_chunks(

@@ -8,6 +8,9 @@ EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 """Nothing was started; also argparse's status."""
 
+EXIT_INTERRUPTED = 130
+"""Ctrl-C, as shells count it: 128 plus SIGINT."""
+
 
 class ConfigError(ValueError):
     """A pipeline file that can't be used; the text says which key, why, and what to do."""

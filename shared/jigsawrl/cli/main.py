@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError, ConfigError
+from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, CommandError, ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(f"jigsaw {arguments.command}: {error}", file=sys.stderr)
         return error.status
+    except KeyboardInterrupt:  # before the run's own handlers, or between two steps of a check
+        return EXIT_INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,10 +127,7 @@ def require_programs(package: str) -> None:
 
 def start_program(module: str, *arguments: str) -> int:
     """Run one program to its end with our terminal; its exit status."""
-    try:
-        return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
-    except KeyboardInterrupt:
-        return 130
+    return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
 
 
 _COMMANDS = {"run": _run, "check": _check, "export": _export, "bench": _bench}

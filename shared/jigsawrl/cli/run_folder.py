@@ -13,6 +13,11 @@ def make_run_folder(runs_folder: Path, *, pipeline: str, name: str | None) -> Pa
     """``runs/NAME``, or ``runs/PIPELINE-TIME`` with a number where that exists; absolute.
 
     Raises `CommandError` where `name` exists or nothing can be written."""
+    if name is not None and (Path(name).name != name or name in ("", "..")):
+        raise CommandError(
+            f"--name {name}: give a name, not a path; --runs-folder chooses the place",
+            status=EXIT_BAD_INPUT,
+        )
     stamp = time.strftime("%Y%m%d-%H%M%S")
     try:
         runs_folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -16,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
+
+from jigsawrl.processes import die_with_parent
 
 FIRST_BACKOFF_S = 0.2
 """Before the first restart; doubles with every recent failure."""
@@ -29,8 +30,6 @@ FAILURE_WINDOW_S = 60.0
 
 TAIL_LINES = 12
 """Of a log, shown with the reason."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class GaveUpError(Exception):
@@ -129,7 +128,7 @@ class Program:
                 stderr=log,
                 env=child_environment(),
                 start_new_session=True,
-                preexec_fn=_die_with_parent(os.getpid()),
+                preexec_fn=die_with_parent(),
             )
 
     async def wait(self) -> int:
@@ -157,19 +156,3 @@ def child_environment() -> dict[str, str]:
     """Ours, with one thread for each library: parallelism comes from processes, not from threads."""
     defaults = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     return defaults | dict(os.environ)
-
-
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    """For the child between fork and exec; only Linux can.
-
-    The signal comes when the *thread* that forked ends: fork on the main thread only."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask

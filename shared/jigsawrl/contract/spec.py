@@ -30,6 +30,8 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A group with fewer survivors fails; at least 2."""
     num_rollout_workers: int
     evaluation: EvaluationSpec | None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Kind of device that its tenants live on; auto = GPUs where the cluster has any."""
 
 
 class Device(msgspec.Struct, frozen=True, order=True):

@@ -70,7 +70,8 @@ def read(path: Path, reward: str) -> list[Problem]:
         raise ValueError(f"task.path: {path} is not UTF-8 text: {error.reason}") from error
     return [
         _problem(line, reward, where=f"{path}:{number}")
-        for number, line in enumerate(text.splitlines(), start=1)
+        # Not splitlines(), which also cuts at characters that JSON strings may hold (U+2028).
+        for number, line in enumerate(text.split("\n"), start=1)
         if line.strip()
     ]
 

@@ -14,6 +14,8 @@ from jigsawrl.tasks.base import Problem, Scored
 
 TRAIN_SIZE = 1_000_000_000
 """Training problems of a family, drawn when they are asked for: the number costs nothing."""
+SEED_SPACING = 10 * TRAIN_SIZE
+"""The package draws problem i of seed s from ``Random(s + i)``: nearer seeds would share problems."""
 CORRECT_SCORE = 0.99
 """A family's score at or above which an answer counts as correct; partial credit lies below."""
 
@@ -23,10 +25,10 @@ class ReasoningGym:
     equals a held-out one is passed over."""
 
     def __init__(self, config: ReasoningGymConfig, *, seed: int) -> None:
-        self._train = _dataset(config, seed=2 * seed, size=TRAIN_SIZE)
+        self._train = _dataset(config, seed=2 * seed * SEED_SPACING, size=TRAIN_SIZE)
         self.num_held_out = config.num_held_out
         # Small families repeat prompts: draw more than asked, keep the first distinct ones.
-        pool = _dataset(config, seed=2 * seed + 1, size=20 * config.num_held_out)
+        pool = _dataset(config, seed=(2 * seed + 1) * SEED_SPACING, size=20 * config.num_held_out)
         held_out: dict[str, Problem] = {}
         for index in range(20 * config.num_held_out):
             if len(held_out) == config.num_held_out:

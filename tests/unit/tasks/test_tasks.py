@@ -46,6 +46,14 @@ def test_reasoning_gym_families_never_train_on_a_held_out_prompt(family: str) ->
     check(build_task(config, seed=3), num_train=200)
 
 
+def test_reasoning_gym_seeds_share_no_stretch_of_problems() -> None:
+    config = ReasoningGymConfig(family="chain_sum", num_held_out=30)
+    tasks = [build_task(config, seed=seed) for seed in range(3)]
+    prompts = [{task.train(cursor).prompt for cursor in range(100)} for task in tasks]
+    prompts += [{task.held_out(index).prompt for index in range(30)} for task in tasks]
+    assert len(set().union(*prompts)) > 380  # of 390
+
+
 def test_reasoning_gym_options_that_the_family_refuses_are_named() -> None:
     config = ReasoningGymConfig(family="chain_sum", options={"min_tems": 2})
     with pytest.raises(ValueError, match=r"chain_sum refuses them.*min_tems"):
@@ -63,6 +71,13 @@ def test_jsonl_goes_through_all_lines_each_epoch_in_another_order(tmp_path: Path
     check(task, num_train=100)
     num_train = len({task.train(cursor).prompt for cursor in range(200)})
     assert num_train + task.num_held_out == 40
+
+
+def test_a_line_separator_inside_a_json_text_is_no_end_of_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"prompt": "a\u2028b", "answer": 1}\n{bad', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"t\.jsonl:2: not JSON"):
+        build_task(JsonlTaskConfig(path=str(path), reward="exact"), seed=0)
 
 
 @pytest.mark.parametrize(

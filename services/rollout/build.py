@@ -1,0 +1,38 @@
+"""Builds the engine that a pipeline's config names, on the tenant's device."""
+
+from __future__ import annotations
+
+from jigsawrl.config import PipelineConfig
+from services.rollout.engine.base import Engine
+from services.run import RefusedError
+
+
+def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) -> Engine:
+    """`device` is a device id (``node/cuda0``) or None for a tenant started by hand; `greedy` is for
+    evaluation. Raises `RefusedError` where the device isn't usable."""
+    import torch
+
+    from jigsawrl.models.loading import DTYPES
+    from services.rollout.engine.sampling import Sampling
+    from services.rollout.engine.torch_engine import TorchEngine
+
+    torch.set_num_threads(1)  # tenants share cores; several threads each run ten times slower
+    on_gpu = "/cuda" in device if device is not None else config.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        raise RefusedError(f"device {device or config.device}: torch sees no CUDA device here")
+    sampling = config.rollout.sampling
+    max_running = config.rollout.engine.max_running
+    if greedy and config.evaluation is not None:
+        max_running = config.evaluation.max_running
+    return TorchEngine(
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_new_tokens=sampling.max_new_tokens,
+            greedy=greedy,
+        ),
+        max_running=max_running,
+        device=torch.device("cuda" if on_gpu else "cpu"),
+        dtype=DTYPES[config.rollout.engine.dtype],
+    )

@@ -1,0 +1,118 @@
+"""What a rollout worker holds: sequences with their owner epoch, waiting for weights, generating, or
+finished and not yet told. Pure bookkeeping; the service asks it what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from jigsawrl.contract.events import Held
+from jigsawrl.contract.message import Array, message_id
+from jigsawrl.contract.records import SequenceRecord
+from services.rollout.engine.base import Generated, SequenceStart
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence under one owner epoch."""
+
+    sequence: str
+    epoch: int
+    group: str
+    incarnation: int
+    min_version: int
+    start: SequenceStart
+    placed_s: float
+    """Clock of the event loop."""
+
+
+class Holdings:
+    """All sequences of one boot."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Holding] = {}
+        self._waiting: dict[str, Holding] = {}
+
+    def has(self, sequence: str, epoch: int) -> bool:
+        """Whether the sequence is held under this epoch or a later one."""
+        held = self._held.get(sequence)
+        return held is not None and held.epoch >= epoch
+
+    def get(self, sequence: str) -> Holding | None:
+        """The holding of a sequence."""
+        return self._held.get(sequence)
+
+    def add(self, holding: Holding) -> None:
+        """Hold a sequence, which waits for its weights."""
+        self._held[holding.sequence] = holding
+        self._waiting[holding.sequence] = holding
+
+    def release(self, incarnation: int, version: int) -> list[Holding]:
+        """Sequences that these weights may generate; they wait no longer."""
+        ready = [
+            holding
+            for holding in self._waiting.values()
+            if holding.incarnation == incarnation and holding.min_version <= version
+        ]
+        for holding in ready:
+            del self._waiting[holding.sequence]
+        return ready
+
+    def remove(self, sequence: str, epoch: int) -> bool:
+        """Forget a sequence held at or below `epoch`; whether it was."""
+        held = self._held.get(sequence)
+        if held is None or held.epoch > epoch:
+            return False
+        del self._held[sequence]
+        self._waiting.pop(sequence, None)
+        return True
+
+    def older_than(self, placed_s: float) -> list[str]:
+        """Sequences placed before that time."""
+        return [one.sequence for one in self._held.values() if one.placed_s < placed_s]
+
+    def inventory(self) -> tuple[Held, ...]:
+        """Everything held."""
+        return tuple(Held(one.sequence, one.epoch) for one in self._held.values())
+
+
+def record_of(holding: Holding, generated: Generated, *, pipeline: str) -> SequenceRecord:
+    """The append-only record of what was generated so far."""
+    prompt, num_new = holding.start.prompt, len(generated.tokens)
+    num_prompt = len(prompt)
+    return SequenceRecord(
+        id=message_id(SequenceRecord.tag(), holding.sequence, holding.epoch, num_new),
+        pipeline=pipeline,
+        group=holding.group,
+        sequence=holding.sequence,
+        epoch=holding.epoch,
+        num_prompt_tokens=num_prompt,
+        tokens=Array.of("int32", [*prompt, *generated.tokens]),
+        logprobs=Array.of("float32", [0.0] * num_prompt + generated.logprobs),
+        versions=Array.of("int32", [-1] * num_prompt + generated.versions),
+        loss_mask=Array.of("uint8", [0] * num_prompt + [1] * num_new),
+        finish_reason=generated.finish_reason,
+    )
+
+
+def start_of(
+    sequence: str,
+    *,
+    group: str,
+    seed: int,
+    prompt: Iterable[int],
+    resume: SequenceRecord | None,
+) -> SequenceStart:
+    """How the engine begins a sequence: from its prompt, or from a partial record."""
+    if resume is None:
+        return SequenceStart(key=sequence, group=group, seed=seed, prompt=tuple(prompt))
+    first = resume.num_prompt_tokens
+    return SequenceStart(
+        key=sequence,
+        group=group,
+        seed=seed,
+        prompt=tuple(prompt),
+        tokens=tuple(resume.tokens.tolist()[first:]),
+        logprobs=tuple(resume.logprobs.tolist()[first:]),
+        versions=tuple(resume.versions.tolist()[first:]),
+    )

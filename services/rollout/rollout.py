@@ -1,0 +1,345 @@
+"""The rollout service: generates the sequences that the scheduler places here, with the weights it
+orders, and tells what it accepted, finished and still holds. It decides nothing; it knows neither the
+run folder nor the tokenizer: all it needs comes over the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import structlog
+
+from jigsawrl.bus.base import RecordGoneError
+from jigsawrl.config import PipelineConfig
+from jigsawrl.contract.commands import (
+    Command,
+    Configure,
+    Drop,
+    LoadWeights,
+    Placement,
+    PlaceSequences,
+)
+from jigsawrl.contract.events import (
+    Held,
+    Inventory,
+    SequenceFailure,
+    SequenceFinish,
+    SequenceProgress,
+    SequencesAccepted,
+    SequencesFinished,
+    SequencesProgressed,
+    SubStagesEnded,
+    WeightsLoaded,
+)
+from jigsawrl.contract.message import Ref, Role
+from jigsawrl.contract.records import GroupRecord, SequenceRecord
+from jigsawrl.models.weights import unpack
+from services.rollout.build import build_engine
+from services.rollout.engine.base import Engine, Generated, SequenceStart, Work
+from services.rollout.engine_thread import EngineThread
+from services.rollout.holdings import Holding, Holdings, record_of, start_of
+from services.rollout.substages import SubStages
+from services.run import Context
+
+log = structlog.get_logger()
+
+COALESCE_S = 0.02
+"""What others wait for goes out as one list within this time."""
+SUBSTAGES_PERIOD_S = 0.5
+PROGRESS_PERIOD_S = 3.0
+INVENTORY_PERIOD_S = 10.0
+NUM_STORES = 16
+"""Records loaded or stored at once."""
+
+Outcome = tuple[Holding, Generated | SequenceFailure]
+
+
+class Rollout:
+    """Tenant of role ``rollout``."""
+
+    role: Role = "rollout"
+    concurrency = 1
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._engine: EngineThread | None = None
+        self._holdings = Holdings()
+        self._substages = SubStages()
+        self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
+        self._loaded: tuple[int, int] | None = None
+        """(incarnation, version)."""
+        self._stores = asyncio.Semaphore(NUM_STORES)
+
+    async def configure(self, config: PipelineConfig, command: Configure) -> None:
+        """Build the engine; weights come later."""
+        engine = build_engine(config, device=self._context.device, greedy=False)
+        self._engine = EngineThread(engine, on_step=self._on_step)
+
+    async def handle(self, command: Command) -> None:
+        """Carry out one command."""
+        if isinstance(command, LoadWeights):
+            await self._load_weights(command)
+        elif isinstance(command, PlaceSequences):
+            await self._place(command)
+        elif isinstance(command, Drop):
+            gone = [name for name, epoch in command.sequences if self._holdings.remove(name, epoch)]
+            await self._thread.call(lambda engine: engine.drop(gone))
+        else:
+            log.warning("ignored a command that is not for rollouts", command=command.id)
+
+    async def run(self) -> None:
+        """Tell what happens, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._thread.watch())
+            group.create_task(self._tell_outcomes())
+            group.create_task(self._tell_substages())
+            group.create_task(self._tell_progress())
+            group.create_task(self._tell_inventory())
+
+    async def close(self) -> None:
+        """End the engine's thread."""
+        if self._engine is not None:
+            await self._engine.close()
+
+    @property
+    def _thread(self) -> EngineThread:
+        assert self._engine is not None
+        return self._engine
+
+    # --- Commands ---------------------------------------------------------------------------------
+
+    async def _load_weights(self, command: LoadWeights) -> None:
+        context, wanted = self._context, (command.incarnation, command.version)
+        if self._loaded is not None and wanted < self._loaded:
+            log.warning("refused older weights", wanted=wanted, loaded=self._loaded)
+            return
+        if wanted != self._loaded:
+            started_s, begun = time.time(), time.perf_counter()
+            try:
+                manifest, payload = await context.bus.fetch_weights(command.manifest)
+            except RecordGoneError:
+                log.warning("these weights are gone; newer ones follow", wanted=wanted)
+                return
+            state = await asyncio.to_thread(unpack, manifest, payload)
+            await self._thread.call(
+                lambda engine: engine.load_weights(
+                    state,
+                    model_config=manifest.model_config,
+                    version=command.version,
+                    keep_kv=False,
+                )
+            )
+            self._loaded = wanted
+            self._substages.add(
+                "weight_sync",
+                version=command.version,
+                started_s=started_s,
+                duration_s=time.perf_counter() - begun,
+                num_tokens=0,
+            )
+        await context.bus.publish_event(
+            WeightsLoaded(
+                id=context.new_id(WeightsLoaded.tag()),
+                cause=command.id,
+                pipeline=context.pipeline,
+                worker=context.worker,
+                incarnation=command.incarnation,
+                version=command.version,
+            )
+        )
+        await self._begin()
+
+    async def _place(self, command: PlaceSequences) -> None:
+        if self._loaded is not None and command.incarnation < self._loaded[0]:
+            log.warning("refused sequences of an older incarnation", command=command.id)
+            return
+        new = [p for p in command.placements if not self._holdings.has(p.sequence, p.epoch)]
+        groups = await self._get_all({p.group for p in new})
+        partial = await self._get_all({p.resume for p in new if p.resume is not None})
+        older = [p.sequence for p in new if self._holdings.remove(p.sequence, p.epoch)]
+        await self._thread.call(lambda engine: engine.drop(older))
+        for placement in new:
+            group = groups[placement.group]
+            if isinstance(group, GroupRecord):
+                self._hold(placement, command.incarnation, group, partial)
+            # A prompt that is gone belongs to work that is void; the next inventory settles it.
+        await self._context.bus.publish_event(
+            SequencesAccepted(
+                id=self._context.new_id(SequencesAccepted.tag()),
+                cause=command.id,
+                pipeline=self._context.pipeline,
+                worker=self._context.worker,
+                accepted=tuple(Held(p.sequence, p.epoch) for p in command.placements),
+            )
+        )
+        await self._begin()
+
+    def _hold(
+        self, placement: Placement, incarnation: int, group: GroupRecord, partial: dict[Ref, Any]
+    ) -> None:
+        resume = None if placement.resume is None else partial[placement.resume]
+        start = start_of(
+            placement.sequence,
+            group=group.group,
+            seed=placement.seed,
+            prompt=group.prompt_tokens.tolist(),
+            resume=resume if isinstance(resume, SequenceRecord) else None,
+        )
+        self._holdings.add(
+            Holding(
+                sequence=placement.sequence,
+                epoch=placement.epoch,
+                group=group.group,
+                incarnation=incarnation,
+                min_version=placement.min_version,
+                start=start,
+                placed_s=time.monotonic(),
+            )
+        )
+
+    async def _begin(self) -> None:
+        """Give the engine what its weights allow."""
+        if self._loaded is None:
+            return
+        ready = self._holdings.release(*self._loaded)
+        refusals = await self._thread.call(lambda engine: _add(engine, [h.start for h in ready]))
+        for holding, refusal in zip(ready, refusals, strict=True):
+            if refusal is not None:
+                failure = SequenceFailure(
+                    sequence=holding.sequence, epoch=holding.epoch, reason=f"rollout: {refusal}"
+                )
+                self._outcomes.put_nowait((holding, failure))
+
+    # --- What happened ----------------------------------------------------------------------------
+
+    def _on_step(self, finished: list[Generated], work: list[Work]) -> None:
+        for span in work:
+            self._substages.add(
+                span.kind,
+                version=span.version,
+                started_s=span.started_s,
+                duration_s=span.duration_s,
+                num_tokens=span.num_tokens,
+            )
+        for generated in finished:
+            holding = self._holdings.get(generated.key)
+            if holding is not None:
+                self._outcomes.put_nowait((holding, generated))
+
+    async def _tell_outcomes(self) -> None:
+        while True:
+            outcomes = [await self._outcomes.get()]
+            await asyncio.sleep(COALESCE_S)
+            while not self._outcomes.empty():
+                outcomes.append(self._outcomes.get_nowait())
+            told = await asyncio.gather(*(self._store_outcome(*outcome) for outcome in outcomes))
+            await self._context.bus.publish_event(
+                SequencesFinished(
+                    id=self._context.new_id(SequencesFinished.tag()),
+                    pipeline=self._context.pipeline,
+                    worker=self._context.worker,
+                    finished=tuple(one for one in told if isinstance(one, SequenceFinish)),
+                    failed=tuple(one for one in told if isinstance(one, SequenceFailure)),
+                )
+            )
+            for holding, _ in outcomes:
+                self._holdings.remove(holding.sequence, holding.epoch)
+
+    async def _store_outcome(
+        self, holding: Holding, outcome: Generated | SequenceFailure
+    ) -> SequenceFinish | SequenceFailure:
+        if isinstance(outcome, SequenceFailure):
+            return outcome
+        assert outcome.finish_reason is not None
+        ref = await self._store(record_of(holding, outcome, pipeline=self._context.pipeline))
+        return SequenceFinish(
+            sequence=holding.sequence,
+            epoch=holding.epoch,
+            ref=ref,
+            finish_reason=outcome.finish_reason,
+            num_tokens=len(outcome.tokens),
+            min_version=min(outcome.versions),
+            max_version=max(outcome.versions),
+        )
+
+    async def _tell_substages(self) -> None:
+        while True:
+            await asyncio.sleep(SUBSTAGES_PERIOD_S)
+            spans = self._substages.take()
+            if spans:
+                await self._context.bus.publish_event(
+                    SubStagesEnded(
+                        id=self._context.new_id(SubStagesEnded.tag()),
+                        pipeline=self._context.pipeline,
+                        worker=self._context.worker,
+                        spans=spans,
+                    )
+                )
+
+    async def _tell_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_PERIOD_S)
+            keys = self._holdings.older_than(time.monotonic() - PROGRESS_PERIOD_S)
+            live = await self._thread.call(lambda engine, keys=keys: engine.snapshot(keys))  # type: ignore[misc]
+            progress = [one for g in live if (one := await self._progress(g)) is not None]
+            if progress:
+                await self._context.bus.publish_event(
+                    SequencesProgressed(
+                        id=self._context.new_id(SequencesProgressed.tag()),
+                        pipeline=self._context.pipeline,
+                        worker=self._context.worker,
+                        progress=tuple(progress),
+                    )
+                )
+
+    async def _progress(self, generated: Generated) -> SequenceProgress | None:
+        holding = self._holdings.get(generated.key)
+        if holding is None or not generated.tokens:
+            return None
+        ref = await self._store(record_of(holding, generated, pipeline=self._context.pipeline))
+        return SequenceProgress(
+            sequence=holding.sequence,
+            epoch=holding.epoch,
+            ref=ref,
+            num_tokens=len(generated.tokens),
+        )
+
+    async def _tell_inventory(self) -> None:
+        while True:
+            await self._context.bus.publish_event(
+                Inventory(
+                    id=self._context.new_id(Inventory.tag()),
+                    pipeline=self._context.pipeline,
+                    worker=self._context.worker,
+                    held=self._holdings.inventory(),
+                )
+            )
+            await asyncio.sleep(INVENTORY_PERIOD_S)
+
+    # --- Records ----------------------------------------------------------------------------------
+
+    async def _store(self, record: SequenceRecord) -> Ref:
+        async with self._stores:
+            return await self._context.bus.store(record)
+
+    async def _get_all(self, refs: set[Ref]) -> dict[Ref, Any]:
+        """The records; None for those that are gone."""
+
+        async def get(ref: Ref) -> Any:
+            async with self._stores:
+                try:
+                    return await self._context.bus.load(ref)
+                except RecordGoneError:
+                    return None
+
+        ordered = list(refs)
+        return dict(zip(ordered, await asyncio.gather(*map(get, ordered)), strict=True))
+
+
+def _add(engine: Engine, starts: list[SequenceStart]) -> list[str | None]:
+    """Add what the engine can generate; why not for each of the others."""
+    refusals = [engine.check(start) for start in starts]
+    fits = [s for s, refusal in zip(starts, refusals, strict=True) if refusal is None]
+    engine.add(fits)
+    return refusals

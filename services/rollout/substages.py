@@ -1,0 +1,52 @@
+"""Spans of engine work, summed by kind and version until they are sent."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jigsawrl.contract.events import SubStage
+from jigsawrl.contract.message import SubStageKind
+
+SHARE = 1.0
+"""Of the device; share actuators come with multiplexing."""
+
+
+class SubStages:
+    """What was done since the last `take`."""
+
+    def __init__(self) -> None:
+        self._spans: dict[tuple[SubStageKind, int], SubStage] = {}
+
+    def add(
+        self,
+        kind: SubStageKind,
+        *,
+        version: int,
+        started_s: float,
+        duration_s: float,
+        num_tokens: int,
+    ) -> None:
+        """Count one iteration of work."""
+        span = self._spans.get((kind, version))
+        if span is None:
+            span = SubStage(
+                kind=kind,
+                version=version,
+                started_s=started_s,
+                duration_s=0.0,
+                num_iterations=0,
+                num_tokens=0,
+                share=SHARE,
+            )
+        self._spans[kind, version] = msgspec.structs.replace(
+            span,
+            duration_s=span.duration_s + duration_s,
+            num_iterations=span.num_iterations + 1,
+            num_tokens=span.num_tokens + num_tokens,
+        )
+
+    def take(self) -> tuple[SubStage, ...]:
+        """The spans so far; starts anew."""
+        spans = tuple(self._spans.values())
+        self._spans.clear()
+        return spans

@@ -1,0 +1,111 @@
+"""``python -m services.scheduler --url URL --state-dir DIR``: leads, or stands by."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import uuid
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from jigsawrl.bus.base import Bus, BusError
+from jigsawrl.bus.client import connect
+from jigsawrl.observe import configure_logging
+from services.scheduler.leader import DeposedError, Leader
+
+log = structlog.get_logger()
+
+LEASE = "scheduler"
+STANDBY_S = 1.0
+"""How often a standby tries, and a leader renews: the lease's end sends no event."""
+
+
+def main() -> None:
+    """Run one scheduler process."""
+    arguments = argparse.ArgumentParser(prog="python -m services.scheduler")
+    arguments.add_argument("--url", required=True, help="NATS server, nats://127.0.0.1:4222")
+    arguments.add_argument("--state-dir", required=True, type=Path, help="for segment files")
+    arguments.add_argument("--prefix", default="jig", help="first token of all subjects")
+    options = arguments.parse_args()
+    configure_logging(service="scheduler")
+    sys.exit(uvloop.run(_main(options)))
+
+
+async def _main(options: argparse.Namespace) -> int:
+    holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    try:
+        bus = await connect(options.url, name=f"scheduler {holder}", prefix=options.prefix)
+    except BusError as error:
+        log.error("can't connect", error=str(error))
+        return 1
+    living = asyncio.ensure_future(_live(bus, holder, options.state_dir))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, living.cancel)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await living
+    except BusError as error:
+        log.error("can't go on", error=str(error))
+        return 1
+    finally:
+        await bus.close()
+    return 0
+
+
+async def _live(bus: Bus, holder: str, folder: Path) -> None:
+    await bus.create_streams(bus.subjects.cluster_streams())
+    while True:
+        revision = await bus.acquire_lease(LEASE, holder)
+        if revision is None:
+            await asyncio.sleep(STANDBY_S)
+            continue
+        await _lead(bus, holder, folder, revision)
+        log.warning("was deposed and stands by")
+        await asyncio.sleep(STANDBY_S)
+
+
+async def _lead(bus: Bus, holder: str, folder: Path, revision: int) -> None:
+    """Until the lease is lost or another's election is read."""
+    lease = _Lease(bus, holder, revision)
+    leading = asyncio.ensure_future(Leader(bus, holder=holder, folder=folder).lead())
+    renewing = asyncio.ensure_future(lease.keep())
+    try:
+        await asyncio.wait([leading, renewing], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (leading, renewing):
+            task.cancel()
+        results = await asyncio.gather(leading, renewing, return_exceptions=True)
+        await bus.release_lease(LEASE, lease.revision)
+    for result in results:
+        if isinstance(result, Exception) and not isinstance(result, DeposedError):
+            raise result
+
+
+class _Lease:
+    """Renewed until lost."""
+
+    def __init__(self, bus: Bus, holder: str, revision: int) -> None:
+        self._bus = bus
+        self._holder = holder
+        self.revision = revision
+
+    async def keep(self) -> None:
+        """Returns when it is lost."""
+        while True:
+            await asyncio.sleep(STANDBY_S)
+            revision = await self._bus.renew_lease(LEASE, self._holder, self.revision)
+            if revision is None:
+                return
+            self.revision = revision
+
+
+if __name__ == "__main__":
+    main()

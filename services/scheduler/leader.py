@@ -1,0 +1,217 @@
+"""The leader's loop: events in, decisions by the core, commands out; ticks, snapshots, segments.
+
+It decides nothing. It takes over at the newest snapshot, publishes `LeaderElected`, folds up to it
+without publishing, then sends again whatever earlier messages caused, under the old ids. It stops
+when it reads another's `LeaderElected`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from jigsawrl import __version__
+from jigsawrl.bus.base import Bus, BusError, StoredEvent
+from jigsawrl.contract.commands import Command
+from jigsawrl.contract.events import CheckpointCommitted, LeaderElected, Tick
+from jigsawrl.contract.message import message_id
+from jigsawrl.core.history import data_needed_from
+from jigsawrl.core.policies.serial import Serial
+from jigsawrl.core.scheduler import Scheduler
+from services.scheduler.outgoing import Outgoing
+from services.scheduler.requests import Requests
+from services.scheduler.segments import Entry, last_written, write_segment
+
+log = structlog.get_logger()
+
+TICK_S = 0.1
+IDLE_TICK_S = 1.0
+DECISION_S = 0.02
+"""A tick follows a marked pipeline this soon, if nothing else does."""
+
+SNAPSHOT_EVENTS = 10_000
+SNAPSHOT_S = 60.0
+SNAPSHOT_HANDLING_S = 2.0
+"""A snapshot is due after so many events, so long, or so much handling: what a restart repeats."""
+
+YIELD_EVENTS = 100
+"""Events folded in a row before other tasks of the process get a turn."""
+
+
+class DeposedError(Exception):
+    """Another leads."""
+
+
+class Leader:
+    """Leads from construction of the scheduler until deposed or cancelled."""
+
+    def __init__(
+        self, bus: Bus, *, holder: str, folder: Path, snapshot_events: int = SNAPSHOT_EVENTS
+    ) -> None:
+        self._bus = bus
+        self._snapshot_events = snapshot_events
+        self._holder = holder
+        self._segments = folder / "events"
+        self._entries: list[Entry] = []
+        """Folded, not yet in a segment file."""
+        self._written = last_written(self._segments)
+        self._decision_due = asyncio.Event()
+        self._ticks = itertools.count()
+        self._snapshot_sequence = 0
+        self._snapshot_s = time.monotonic()
+        self._handling_s = 0.0
+        self._num_since_snapshot = 0
+        self._saving: asyncio.Task[None] | None = None
+
+    async def lead(self) -> None:
+        """Raises `DeposedError`."""
+        scheduler = await self._restore()
+        deposed = False
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._run(scheduler, group)
+        except* DeposedError:
+            deposed = True  # Raised below: what is raised here would come out as a group.
+        finally:
+            write_segment(self._segments, self._entries)
+            self._entries = []
+        if deposed:
+            raise DeposedError
+
+    async def _restore(self) -> Scheduler:
+        snapshots = await self._bus.load_snapshots()
+        for payload in snapshots:
+            try:
+                scheduler = Scheduler.restore(payload, policy=Serial())
+            except msgspec.DecodeError as error:
+                log.warning("a snapshot can't be read", error=str(error))
+                continue
+            self._snapshot_sequence = scheduler.state.sequence
+            return scheduler
+        if snapshots:
+            raise BusError(
+                "no snapshot can be read by this version: start the version that wrote it"
+            )
+        return Scheduler(policy=Serial())
+
+    async def _run(self, scheduler: Scheduler, group: asyncio.TaskGroup) -> None:
+        outgoing = Outgoing(self._bus, group)
+        folded = scheduler.state.sequence
+        epoch = await self._bus.publish_event(
+            LeaderElected(
+                id=message_id(LeaderElected.tag(), self._holder, next(self._ticks)),
+                leader=self._holder,
+                code_version=__version__,
+            )
+        )
+        repeated: list[Command] = []
+        async for stored in self._bus.read_events(after=min(self._written, folded)):
+            if stored.sequence > self._written:
+                entry = Entry(stored.sequence, stored.timestamp_s, stored.payload)
+                self._entries.append(entry)
+            if stored.sequence <= folded:
+                continue
+            commands = self._fold(scheduler, stored, epoch=epoch)
+            if stored.sequence < epoch:
+                repeated += commands
+            elif stored.sequence == epoch:
+                log.info("leads", epoch=epoch, num_repeated=len(repeated))
+                await outgoing.send([*repeated, *commands])
+                self._start(scheduler, group)
+            else:
+                await outgoing.send(commands)
+                await self._after(scheduler, stored, outgoing, group)
+            if stored.sequence % YIELD_EVENTS == 0:
+                await asyncio.sleep(0)
+
+    def _start(self, scheduler: Scheduler, group: asyncio.TaskGroup) -> None:
+        requests = Requests(self._bus, scheduler)
+        group.create_task(self._bus.serve("scheduler", requests.handle))
+        group.create_task(self._tick(scheduler))
+
+    def _fold(self, scheduler: Scheduler, stored: StoredEvent, *, epoch: int) -> list[Command]:
+        event = stored.event
+        if event is None:
+            return []
+        if isinstance(event, LeaderElected) and stored.sequence > epoch:
+            raise DeposedError
+        started_s = time.perf_counter()
+        commands = scheduler.handle(event, timestamp_s=stored.timestamp_s, sequence=stored.sequence)
+        self._handling_s += time.perf_counter() - started_s
+        self._num_since_snapshot += 1
+        if scheduler.decision_due:
+            self._decision_due.set()
+        else:
+            self._decision_due.clear()
+        return commands
+
+    async def _tick(self, scheduler: Scheduler) -> None:
+        while True:
+            live = any(p.live for p in scheduler.state.pipelines.values())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S if live else IDLE_TICK_S):
+                    await self._decision_due.wait()
+                    await asyncio.sleep(DECISION_S)
+                    if not self._decision_due.is_set():
+                        continue
+            tick_id = message_id(Tick.tag(), self._holder, next(self._ticks))
+            await self._bus.publish_event(Tick(id=tick_id))
+
+    # --- After an event --------------------------------------------------------------------------
+
+    async def _after(
+        self,
+        scheduler: Scheduler,
+        stored: StoredEvent,
+        outgoing: Outgoing,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        event = stored.event
+        if isinstance(event, CheckpointCommitted) and event.pipeline is not None:
+            group.create_task(self._purge_data(scheduler, event.pipeline))
+        due = (
+            self._num_since_snapshot >= self._snapshot_events
+            or self._handling_s >= SNAPSHOT_HANDLING_S
+            or time.monotonic() - self._snapshot_s >= SNAPSHOT_S
+        )
+        if due and (self._saving is None or self._saving.done()):
+            payload, sequence = scheduler.snapshot(), scheduler.state.sequence
+            self._saving = group.create_task(self._save(payload, sequence, outgoing))
+            self._num_since_snapshot, self._handling_s = 0, 0.0
+            self._snapshot_s = time.monotonic()
+
+    async def _save(self, payload: bytes, sequence: int, outgoing: Outgoing) -> None:
+        """Store a snapshot once every command before it is acked; then purge before the last but
+        one, whose messages go to a segment file first."""
+        await outgoing.settle()
+        try:
+            await self._bus.save_snapshot(payload)
+            before, self._snapshot_sequence = self._snapshot_sequence, sequence
+            self._archive(before)
+            if before:
+                stream = self._bus.subjects.events_stream().name
+                await self._bus.purge(stream, before=before + 1)
+        except BusError as error:
+            log.warning("goes on without a new snapshot", error=str(error))
+
+    def _archive(self, last: int) -> None:
+        done = [entry for entry in self._entries if entry.sequence <= last]
+        write_segment(self._segments, done)
+        self._entries = self._entries[len(done) :]
+        self._written = max(self._written, last)
+
+    async def _purge_data(self, scheduler: Scheduler, name: str) -> None:
+        pipeline = scheduler.state.pipelines.get(name)
+        if pipeline is None or not pipeline.live:
+            return
+        stream = self._bus.subjects.data_stream(name).name
+        try:
+            await self._bus.purge(stream, before=data_needed_from(pipeline))
+        except BusError as error:
+            log.warning("could not purge covered records", pipeline=name, error=str(error))

@@ -1,0 +1,138 @@
+"""What clients ask the leader: submit, cancel, status. It makes a pipeline's streams and publishes the
+event; whatever follows is decided by the core when it folds that event."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from jigsawrl.bus.base import Bus, BusError
+from jigsawrl.config import PipelineConfig, decode_config
+from jigsawrl.contract.events import PipelineCancelled, PipelineSubmitted
+from jigsawrl.contract.message import Message, message_id
+from jigsawrl.contract.requests import Cancel, Status, StatusQuery, Submit, Submitted
+from jigsawrl.core.scheduler import Scheduler
+from jigsawrl.core.status import pipeline_status
+from services.scheduler.sizing import (
+    data_stream_bytes,
+    longest_record_bytes,
+    weights_stream_bytes,
+)
+
+FOLD_TIMEOUT_S = 5.0
+"""How long an answer waits for the event it led to to be folded."""
+
+COUNT_PERIOD_S = 1.0
+"""How often dead letters are counted."""
+
+
+class Requests:
+    """Answers for one leader."""
+
+    def __init__(self, bus: Bus, scheduler: Scheduler) -> None:
+        self._bus = bus
+        self._scheduler = scheduler
+        self._submitting = asyncio.Lock()
+        self._accepted: dict[str, str] = {}
+        """Pipeline -> id of the `Submit` that was accepted: a repeated request is no duplicate."""
+        self._num_dead_letters = 0
+        self._counted_s = float("-inf")
+
+    async def handle(self, request: Any) -> Message:
+        """One request."""
+        if isinstance(request, Submit):
+            async with self._submitting:
+                return _answer(request, await self._submit(request))
+        if isinstance(request, Cancel):
+            return _answer(request, await self._cancel(request))
+        if isinstance(request, StatusQuery):
+            return await self._status(request)
+        raise ValueError(f"the scheduler does not answer {request.tag()}")
+
+    async def _submit(self, request: Submit) -> str | None:
+        try:
+            config = decode_config(request.config)
+        except msgspec.DecodeError as error:
+            return f"the submitted configuration can't be read: {error}"
+        known = self._scheduler.state.pipelines.get(config.name)
+        if self._accepted.get(config.name) == request.id:
+            return None
+        if known is not None and known.live:
+            return (
+                f"pipeline {config.name} is already {known.stage}: cancel it or choose another name"
+            )
+        try:
+            longest_record_bytes(config)
+            await self._make_streams(config, again=known is not None)
+        except (ValueError, BusError) as error:
+            return str(error)
+        sequence = await self._bus.publish_event(
+            PipelineSubmitted(
+                id=message_id(PipelineSubmitted.tag(), config.name, request.id),
+                cause=request.id,
+                pipeline=config.name,
+                spec=config.spec(),
+                config=request.config,
+            )
+        )
+        self._accepted[config.name] = request.id
+        await self._folded(sequence)
+        return None
+
+    async def _make_streams(self, config: PipelineConfig, *, again: bool) -> None:
+        subjects = self._bus.subjects
+        data = subjects.data_stream(config.name, data_stream_bytes(config))
+        weights = subjects.weights_stream(config.name, weights_stream_bytes(config))
+        if again:
+            await self._bus.delete_streams([data.name, weights.name])
+        try:
+            await self._bus.create_streams([data, weights])
+        except BusError as error:
+            needed = data.max_bytes + weights.max_bytes
+            raise BusError(f"pipeline {config.name} needs {needed} bytes: {error}") from error
+
+    async def _cancel(self, request: Cancel) -> str | None:
+        known = self._scheduler.state.pipelines.get(request.pipeline)
+        if known is None:
+            return f"there is no pipeline {request.pipeline}"
+        if known.live:
+            event_id = message_id(PipelineCancelled.tag(), request.pipeline, request.id)
+            sequence = await self._bus.publish_event(
+                PipelineCancelled(
+                    id=event_id,
+                    cause=request.id,
+                    pipeline=request.pipeline,
+                    reason=request.reason,
+                )
+            )
+            await self._folded(sequence)
+        return None
+
+    async def _status(self, request: StatusQuery) -> Status:
+        if time.monotonic() - self._counted_s >= COUNT_PERIOD_S:
+            self._counted_s = time.monotonic()
+            stream = self._bus.subjects.dead_letters_stream().name
+            self._num_dead_letters = await self._bus.count_messages(stream)
+        state = self._scheduler.state
+        return Status(
+            id=message_id(Status.tag(), request.id),
+            cause=request.id,
+            leader=state.leader,
+            leader_epoch=state.leader_epoch,
+            stream_sequence=state.sequence,
+            num_dead_letters=self._num_dead_letters,
+            pipelines=tuple(pipeline_status(state, p) for p in state.pipelines.values()),
+        )
+
+    async def _folded(self, sequence: int) -> None:
+        deadline_s = time.monotonic() + FOLD_TIMEOUT_S
+        # Polled: folding is the hot path and should not pay for waking the rare waiter.
+        while self._scheduler.state.sequence < sequence and time.monotonic() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def _answer(request: Submit | Cancel, error: str | None) -> Submitted:
+    return Submitted(id=message_id(Submitted.tag(), request.id), cause=request.id, error=error)

@@ -1,0 +1,80 @@
+"""How large the streams of a pipeline must be, from its configuration.
+
+A data stream holds (staleness + depth + 1 + steps between checkpoints) batches of the longest record.
+Sizes are upper estimates: the stream refuses what does not fit, and the publisher then waits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jigsawrl.config import InitModelConfig, PathModelConfig, PipelineConfig
+from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES
+
+BYTES_PER_TOKEN = 13
+"""Of a sequence record: token, log-prob and version of 4 bytes each, loss mask of 1."""
+
+TEXT_BYTES_PER_TOKEN = 8
+"""Of prompt and response texts and problem fields, generously."""
+
+RECORD_OVERHEAD_BYTES = 2048
+"""Ids, keys, headers and JetStream's own bytes of one record."""
+
+MAX_PROMPT_TOKENS = 8192
+"""Assumed where the checkpoint does not bound it for us."""
+
+MAX_VOCABULARY = 1024
+"""Of a character tokenizer."""
+
+NUM_VERSIONS = 5
+"""On the weight channel: the newest two, one being written, two pinned by evaluation."""
+
+MAX_WEIGHT_BYTES = 2 * 1024**3
+"""The channel's limit for one version; a trainer above it refuses and names the alternatives."""
+
+
+def longest_sequence_tokens(config: PipelineConfig) -> int:
+    """Prompt and response."""
+    if isinstance(config.model, InitModelConfig):
+        return config.model.max_position_embeddings
+    return MAX_PROMPT_TOKENS + config.rollout.sampling.max_new_tokens
+
+
+def longest_record_bytes(config: PipelineConfig) -> int:
+    """Raises ValueError where it would not fit into one message."""
+    num_tokens = longest_sequence_tokens(config)
+    num_bytes = num_tokens * BYTES_PER_TOKEN + RECORD_OVERHEAD_BYTES
+    if num_bytes > MAX_PAYLOAD_BYTES:
+        raise ValueError(
+            f"a sequence of {num_tokens} tokens needs a message of {num_bytes} bytes, but one holds"
+            f" {MAX_PAYLOAD_BYTES}: lower rollout.sampling.max_new_tokens"
+        )
+    return num_bytes
+
+
+def data_stream_bytes(config: PipelineConfig) -> int:
+    """For the records of all groups that no checkpoint covers yet."""
+    staleness, depth = 0, 1
+    num_batches = staleness + depth + 1 + config.trainer.checkpoint.every
+    texts = longest_sequence_tokens(config) * TEXT_BYTES_PER_TOKEN + RECORD_OVERHEAD_BYTES
+    # A sequence may be stored twice: as progress, and whole.
+    per_sequence = 2 * longest_record_bytes(config) + texts
+    group_size = config.algorithm.group_size
+    return num_batches * config.trainer.groups_per_batch * (group_size * per_sequence + texts)
+
+
+def weights_stream_bytes(config: PipelineConfig) -> int:
+    """For all versions that lie on the weight channel together."""
+    version_bytes = min(_model_bytes(config), MAX_WEIGHT_BYTES)
+    return NUM_VERSIONS * (version_bytes + version_bytes // 8 + 4 * 1024**2)
+
+
+def _model_bytes(config: PipelineConfig) -> int:
+    model = config.model
+    if isinstance(model, PathModelConfig):
+        files = [file.stat().st_size for file in Path(model.path).glob("*.safetensors")]
+        # Half-precision checkpoints may be trained and published in float32.
+        return 2 * sum(files) if files else MAX_WEIGHT_BYTES
+    attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * model.hidden_size
+    layer = attention + 3 * model.hidden_size * model.intermediate_size + 4 * model.hidden_size
+    return 4 * (2 * MAX_VOCABULARY * model.hidden_size + model.num_layers * layer)

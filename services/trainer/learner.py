@@ -1,0 +1,264 @@
+"""All torch state of a trainer: policy, reference, optimizer, and the version they stand at.
+
+The tenant calls every method in its one torch thread. The learner knows files and tensors, nothing of
+messages but the manifest that describes packed weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor
+
+from jigsawrl.algorithms.logprobs import Filter
+from jigsawrl.config import InitModelConfig, PipelineConfig
+from jigsawrl.contract.records import WeightManifest
+from jigsawrl.models.init import build_model
+from jigsawrl.models.loading import DTYPES, load_model, model_from_config
+from jigsawrl.models.tokenizer import load_tokenizer
+from jigsawrl.models.weights import pack
+from jigsawrl.tasks import Task, build_task
+from services.trainer import checkpoint
+from services.trainer.batch import Sample
+from services.trainer.parallel import (
+    Gang,
+    full,
+    full_state,
+    join_gang,
+    leave_gang,
+    load_full_state,
+    placed_like,
+    shard,
+)
+from services.trainer.schedule import learning_rate
+from services.trainer.spans import Spans
+from services.trainer.step import Step, StepSettings
+from services.trainer.warmup import warm_up
+
+log = structlog.get_logger()
+
+Progress = Callable[[str, int, int | None, str], None]
+"""Told (activity, number done, number in total, detail)."""
+
+
+class Learner:
+    """One pipeline's training state; built empty, filled by `start`."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        *,
+        run_folder: Path,
+        gang_epoch: int,
+        device: torch.device,
+        spans: Spans,
+        progress: Progress,
+        check_stop: Callable[[], None],
+    ) -> None:
+        self.version = 0
+        self.cursor = 0
+        """First training prompt that no group up to this version used."""
+        self._config = config
+        self._run_folder = run_folder
+        self._gang_epoch = gang_epoch
+        self._device = device
+        self._spans = spans
+        self._progress = progress
+        self._check_stop = check_stop
+        self._settings = step_settings(config)
+        self._policy: Any = None
+        self._reference: Any = None
+        self._gang: Gang
+        self._optimizer: torch.optim.AdamW
+        self._tokenizer: Any = None
+
+    def start(self) -> int:
+        """Restore the best checkpoint, or make version 0; the version that stands.
+
+        Raises ValueError or OSError, in one line, where that can't be done."""
+        torch.set_num_threads(1)
+        task = build_task(self._config.task, seed=self._config.seed)
+        self._tokenizer = load_tokenizer(self._config.model, task.alphabet)
+        self._progress("load", 0, None, "looking for a checkpoint")
+        saved = checkpoint.latest(self._run_folder)
+        self._gang = join_gang(self._device)
+        if saved is None:
+            model = self._fresh_model(task)
+        else:
+            log.info("restoring", checkpoint=saved.path.name)
+            model = model_from_config(saved.state.model_config, dtype=torch.float32)
+        self._policy = self._place(model)
+        optimizer = self._config.trainer.optimizer
+        self._optimizer = torch.optim.AdamW(
+            self._policy.parameters(),
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            weight_decay=optimizer.weight_decay,
+        )
+        if self._config.algorithm.kl is not None:
+            self._reference = self._place(
+                model_from_config(self._policy.config.to_json_string(), dtype=torch.float32)
+            ).requires_grad_(False)
+        if saved is not None:
+            self._restore(saved)
+        elif self._reference is not None:
+            load_full_state(self._reference, full_state(self._policy))
+        return self.version
+
+    def train(self, samples: Sequence[Sample], *, version: int, cursor: int) -> dict[str, float]:
+        """The step from `version`; its metrics. On any exception the version does not change, and the
+        weights are not to be used: the process must end or restore."""
+        assert version == self.version
+        rate = learning_rate(
+            self._config.trainer.schedule,
+            version=version,
+            num_steps=self._config.trainer.num_steps,
+            base_learning_rate=self._config.trainer.optimizer.learning_rate,
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        step = Step(
+            samples,
+            policy=self._policy,
+            reference=self._reference,
+            gang=self._gang,
+            settings=self._settings,
+            version=version,
+            spans=self._spans,
+            check_stop=self._check_stop,
+        )
+        metrics = step.train(self._optimizer)
+        self.version = version + 1
+        self.cursor = cursor
+        return metrics | {"learning_rate": rate}
+
+    def pack_weights(self, *, pipeline: str, incarnation: int) -> tuple[WeightManifest, memoryview]:
+        """The policy as the weight channel carries it, in the dtype the policy computes in.
+
+        Raises ValueError where it is too large for the channel."""
+        dtype = DTYPES[self._config.trainer.dtype]
+        return pack(
+            {name: tensor.to(dtype) for name, tensor in full_state(self._policy).items()},
+            pipeline=pipeline,
+            incarnation=incarnation,
+            version=self.version,
+            model_config=self._policy.config.to_json_string(),
+        )
+
+    def checkpoint_is_due(self) -> bool:
+        """At version 0, every ``checkpoint.every`` versions, and at the last."""
+        last = self._config.trainer.num_steps
+        return self.version == last or self.version % self._config.trainer.checkpoint.every == 0
+
+    def commit_checkpoint(self) -> Path:
+        """Write and commit the state, drop old checkpoints; nothing to do where it is there."""
+        path = checkpoint.path_of(
+            self._run_folder, version=self.version, gang_epoch=self._gang_epoch
+        )
+        if checkpoint.is_committed(path):
+            return path
+        with self._spans.span("checkpoint", version=self.version):
+            path = checkpoint.write_files(
+                self._run_folder,
+                state=checkpoint.CheckpointState(
+                    version=self.version,
+                    gang_epoch=self._gang_epoch,
+                    cursor=self.cursor,
+                    dtype=self._config.trainer.dtype,
+                    model_config=self._policy.config.to_json_string(),
+                ),
+                tensors=self._tensors(),
+                tokenizer=self._tokenizer,
+            )
+            checkpoint.commit(path)
+            checkpoint.prune(self._run_folder, keep_last=self._config.trainer.checkpoint.keep_last)
+        return path
+
+    def close(self) -> None:
+        """Leave the gang."""
+        leave_gang()
+
+    # --- Models -----------------------------------------------------------------------------------
+
+    def _fresh_model(self, task: Task) -> Any:
+        config = self._config
+        if not isinstance(config.model, InitModelConfig):
+            self._progress("load", 0, None, config.model.path)
+            return load_model(config.model.path, dtype=torch.float32)
+        model = build_model(config.model, self._tokenizer, seed=config.seed).to(self._device)
+        warmup = config.model.warmup
+        if warmup is not None:
+            result = warm_up(
+                model,
+                task=task,
+                tokenizer=self._tokenizer,
+                config=warmup,
+                report=lambda done, accuracy: self._progress(
+                    "warm-up",
+                    done,
+                    warmup.max_steps,
+                    f"accuracy {accuracy:.2f}, stops at {warmup.target_accuracy:.2f}",
+                ),
+                check_stop=self._check_stop,
+            )
+            log.info("warmed up", num_steps=result.num_steps, accuracy=round(result.accuracy, 3))
+        return model
+
+    def _place(self, model: Any) -> Any:
+        # Never train(): log-probs must be those of the policy that was sampled, without dropout.
+        return shard(model.to(self._device).eval(), self._gang, dtype=self._config.trainer.dtype)
+
+    # --- State ------------------------------------------------------------------------------------
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        optimizer: dict[str, Tensor] = {}
+        for name, parameter in self._policy.named_parameters():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                optimizer[f"{key}/{name}"] = full(value).clone()
+        rng = {"cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self._device)
+        tensors = {"model": full_state(self._policy), "optimizer": optimizer, "rng": rng}
+        if self._reference is not None:
+            tensors["reference"] = full_state(self._reference)
+        return tensors
+
+    def _restore(self, saved: checkpoint.Checkpoint) -> None:
+        load_full_state(self._policy, saved.tensors["model"])
+        if self._reference is not None:
+            if "reference" not in saved.tensors:
+                raise ValueError(
+                    f"checkpoint {saved.path} has no reference weights, which algorithm.kl needs;"
+                    " it was written by a run without KL"
+                )
+            load_full_state(self._reference, saved.tensors["reference"])
+        parameters = dict(self._policy.named_parameters())
+        for entry, value in saved.tensors["optimizer"].items():
+            key, name = entry.split("/", 1)
+            state = self._optimizer.state[parameters[name]]
+            # AdamW keeps its step counts on the CPU and unsharded.
+            state[key] = value if key == "step" else placed_like(value, parameters[name])
+        torch.set_rng_state(saved.tensors["rng"]["cpu"])
+        if "cuda" in saved.tensors["rng"] and self._device.type == "cuda":
+            torch.cuda.set_rng_state(saved.tensors["rng"]["cuda"], self._device)
+        self.version = saved.state.version
+        self.cursor = saved.state.cursor
+
+
+def step_settings(config: PipelineConfig) -> StepSettings:
+    """What the step needs of a pipeline's config."""
+    sampling = config.rollout.sampling
+    return StepSettings(
+        algorithm=config.algorithm,
+        sampling=Filter(
+            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+        ),
+        max_new_tokens=sampling.max_new_tokens,
+        max_microbatch_tokens=config.trainer.max_microbatch_tokens,
+        num_minibatches=config.trainer.num_minibatches,
+        max_grad_norm=config.trainer.optimizer.max_grad_norm,
+    )

@@ -1,0 +1,45 @@
+"""Spans of work, taken in any thread, drained by the event loop into `SubStagesEnded` events."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jigsawrl.contract.events import SubStage
+from jigsawrl.contract.message import SubStageKind
+
+
+class Spans:
+    """Collects spans; appending and draining are safe from two threads (deque operations are)."""
+
+    def __init__(self) -> None:
+        self._ended: deque[SubStage] = deque()
+
+    @contextmanager
+    def span(
+        self, kind: SubStageKind, *, version: int, num_iterations: int = 1, num_tokens: int = 0
+    ) -> Iterator[None]:
+        """Time the body; a body that raises leaves no span."""
+        started_s = time.time()
+        start = time.monotonic()
+        yield
+        self._ended.append(
+            SubStage(
+                kind=kind,
+                version=version,
+                started_s=started_s,
+                duration_s=time.monotonic() - start,
+                num_iterations=num_iterations,
+                num_tokens=num_tokens,
+                share=1.0,  # a trainer has its device's whole slot until shares are actuated
+            )
+        )
+
+    def drain(self) -> tuple[SubStage, ...]:
+        """The spans since the last call, in the order in which they ended."""
+        spans = []
+        while self._ended:
+            spans.append(self._ended.popleft())
+        return tuple(spans)

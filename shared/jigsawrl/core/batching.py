@@ -1,0 +1,108 @@
+"""The batch of a step: exactly B groups, the first B in admission order, never fewer.
+
+The cut is recorded before it is sent. A trainer that restarts gets the same cut again, so each group
+stands in exactly one cut of the surviving history.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from jigsawrl.contract.commands import BatchCut, TrainedGroup, TrainedSequence
+from jigsawrl.contract.events import SubStagesEnded
+from jigsawrl.contract.message import Ref
+from jigsawrl.core import ids
+from jigsawrl.core.admission import drop_stale
+from jigsawrl.core.outbox import Outbox
+from jigsawrl.core.state import Cut, Group, Pipeline, Tenant
+
+
+def measure(pipeline: Pipeline, event: SubStagesEnded) -> None:
+    """Sum up sub-stages for the metrics of the next cut."""
+    for span in event.spans:
+        seconds, weighted = pipeline.substages.get(span.kind, (0.0, 0.0))
+        pipeline.substages[span.kind] = (
+            seconds + span.duration_s,
+            weighted + span.duration_s * span.share,
+        )
+
+
+def cut(pipeline: Pipeline, now_s: float) -> None:
+    """Cut the next batch once its B groups are complete."""
+    if pipeline.open_cut is not None or pipeline.version is None or pipeline.stage != "running":
+        return
+    size = pipeline.spec.groups_per_batch
+    if len(pipeline.groups) < size:
+        return
+    first = list(islice(pipeline.groups.values(), size))
+    if not all(group.complete for group in first) or drop_stale(pipeline, first):
+        return
+    for group in first:
+        del pipeline.groups[group.number]
+    since_s = now_s if pipeline.placed_since_s is None else pipeline.placed_since_s
+    pipeline.cuts.append(
+        Cut(
+            version=pipeline.version,
+            groups=first,
+            cursor=_first_unused_prompt(pipeline),
+            substages={
+                kind: (seconds, weighted / seconds if seconds else 0.0)
+                for kind, (seconds, weighted) in sorted(pipeline.substages.items())
+            },
+            rollout_s=now_s - since_s,
+        )
+    )
+    pipeline.substages = {}
+    pipeline.placed_since_s = None
+
+
+def _first_unused_prompt(pipeline: Pipeline) -> int:
+    waiting = (group.cursor for group in pipeline.groups.values())
+    return min([pipeline.next_cursor, *pipeline.returned_cursors, *waiting])
+
+
+def send(pipeline: Pipeline, outbox: Outbox) -> None:
+    """Give the open cut to every boot of the trainer that stands at its version."""
+    trainer, batch = pipeline.trainer, pipeline.open_cut
+    if batch is None or trainer is None or not trainer.usable:
+        return
+    if batch.sent_boot == trainer.boot or pipeline.trainer_version != batch.version:
+        return
+    outbox.add(_command(pipeline, batch, trainer, outbox))
+    batch.sent_boot = trainer.boot
+
+
+def _command(pipeline: Pipeline, batch: Cut, trainer: Tenant, outbox: Outbox) -> BatchCut:
+    return BatchCut(
+        **outbox.to(trainer.worker),
+        incarnation=pipeline.incarnation,
+        gang_epoch=pipeline.gang_epoch,
+        version=batch.version,
+        groups=tuple(_trained(pipeline, group) for group in batch.groups),
+        cursor=batch.cursor,
+        retain_versions=tuple(sorted(pipeline.manifests)),
+        substages=batch.substages,
+        rollout_s=batch.rollout_s,
+    )
+
+
+def _trained(pipeline: Pipeline, group: Group) -> TrainedGroup:
+    survivors = []
+    for sequence in group.sequences:
+        if sequence.stage == "scored":
+            name = ids.sequence_id(pipeline.name, group.number, sequence.index)
+            survivors.append(
+                TrainedSequence(
+                    sequence=name, record=_stored(sequence.record), reward=_stored(sequence.reward)
+                )
+            )
+    return TrainedGroup(
+        group=ids.group_id(pipeline.name, group.number),
+        prompt=_stored(group.prompt),
+        sequences=tuple(survivors),
+    )
+
+
+def _stored(ref: Ref | None) -> Ref:
+    assert ref is not None
+    return ref

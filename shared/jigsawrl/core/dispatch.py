@@ -1,0 +1,179 @@
+"""Who makes which prompt, generates which sequence and scores which sample: orders, their leases,
+and what happens when a lease runs out."""
+
+from __future__ import annotations
+
+from jigsawrl.contract.commands import (
+    Drop,
+    GroupOrder,
+    MakeGroups,
+    Placement,
+    PlaceSequences,
+    ScoreOrder,
+    ScoreSequences,
+)
+from jigsawrl.contract.message import Role
+from jigsawrl.core import ids
+from jigsawrl.core.groups import reclaim, reclaim_prompt
+from jigsawrl.core.outbox import Outbox
+from jigsawrl.core.state import Group, Pipeline, Sequence, State, Tenant
+
+ACCEPT_LEASE_S = 5.0
+"""A placement is confirmed within this, or goes elsewhere."""
+
+ORDER_LEASE_S = 30.0
+"""A prompt is made, or a sample scored, within this, or the order is repeated under a new epoch."""
+
+
+def make(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
+    """Order prompts from the environment with the least to do."""
+    tenant = least_loaded(pipeline, "environment")
+    if tenant is None or not pipeline.to_make:
+        return
+    orders = []
+    for number in pipeline.to_make:
+        group = pipeline.groups.get(number)
+        if group is None or group.prompt is not None or group.owner is not None:
+            continue
+        group.owner = tenant.worker
+        group.since_s = now_s
+        name = ids.group_id(pipeline.name, number)
+        orders.append(GroupOrder(group=name, epoch=group.epoch, cursor=group.cursor))
+    pipeline.to_make = []
+    if orders:
+        outbox.add(MakeGroups(**outbox.to(tenant.worker), orders=tuple(orders)))
+
+
+def place(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
+    """Place waiting sequences, each group on one worker, on those that hold the newest weights.
+
+    Waits while another ready worker is still loading in time, so that the load is balanced."""
+    version = pipeline.version
+    if version is None or not pipeline.to_place or version not in pipeline.manifests:
+        return
+    ready = pipeline.usable("rollout")
+    wanted = (pipeline.incarnation, version)
+    loaded = [t for t in ready if (t.incarnation, t.version) == wanted]
+    if not loaded or any(t not in loaded and not t.load_late for t in ready):
+        return
+    loads = num_held(pipeline, loaded)
+    chosen: dict[str, list[Placement]] = {}
+    for number in sorted(pipeline.to_place):
+        group = pipeline.groups.get(number)
+        waiting = [s for s in group.sequences if s.stage == "waiting"] if group else []
+        if group is None or not waiting:
+            continue
+        avoid = {s.avoid for s in waiting}
+        tenant = min(loaded, key=lambda t: (t.id in avoid, loads[t.id]))
+        loads[tenant.id] += len(waiting)
+        for sequence in waiting:
+            placement = _placement(pipeline, group, sequence, version=version)
+            chosen.setdefault(tenant.id, []).append(placement)
+            _own(sequence, tenant, version=version, now_s=now_s)
+    pipeline.to_place = []
+    if chosen and pipeline.placed_since_s is None:
+        pipeline.placed_since_s = now_s
+    for name, placements in chosen.items():
+        outbox.add(
+            PlaceSequences(
+                **outbox.to(pipeline.tenants[name].worker),
+                incarnation=pipeline.incarnation,
+                placements=tuple(placements),
+            )
+        )
+
+
+def _own(sequence: Sequence, tenant: Tenant, *, version: int, now_s: float) -> None:
+    sequence.stage = "placed"
+    sequence.owner = tenant.worker
+    sequence.since_s = now_s
+    sequence.max_version = version
+    if sequence.min_version is None:
+        sequence.min_version = version
+
+
+def _placement(pipeline: Pipeline, group: Group, sequence: Sequence, *, version: int) -> Placement:
+    assert group.prompt is not None
+    return Placement(
+        sequence=ids.sequence_id(pipeline.name, group.number, sequence.index),
+        epoch=sequence.epoch,
+        group=group.prompt,
+        seed=ids.sequence_seed(pipeline.spec.seed, group.cursor, sequence.index),
+        resume=sequence.resume,
+        min_version=version,
+    )
+
+
+def score(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
+    """Order scores from the reward service with the least to do."""
+    tenant = least_loaded(pipeline, "reward")
+    if tenant is None or not pipeline.to_score:
+        return
+    orders = []
+    for number, index in pipeline.to_score:
+        group = pipeline.groups.get(number)
+        if group is None or group.sequences[index].stage != "finished":
+            continue
+        sequence = group.sequences[index]
+        assert group.prompt is not None
+        assert sequence.record is not None
+        sequence.stage = "scoring"
+        sequence.owner = tenant.worker
+        sequence.since_s = now_s
+        name = ids.sequence_id(pipeline.name, number, index)
+        orders.append(
+            ScoreOrder(
+                sequence=name, epoch=sequence.epoch, group=group.prompt, record=sequence.record
+            )
+        )
+    pipeline.to_score = []
+    if orders:
+        outbox.add(ScoreSequences(**outbox.to(tenant.worker), orders=tuple(orders)))
+
+
+def drop(pipeline: Pipeline, outbox: Outbox) -> None:
+    """Tell workers what to forget."""
+    for name, sequences in pipeline.drops.items():
+        tenant = pipeline.tenants.get(name)
+        if tenant is not None and tenant.usable:
+            outbox.add(Drop(**outbox.to(tenant.worker), sequences=tuple(sequences)))
+    pipeline.drops = {}
+
+
+def expire(state: State, pipeline: Pipeline) -> None:
+    """Take back work whose lease has run out."""
+    clock = state.clock
+    for group in pipeline.groups.values():
+        if group.owner is not None and clock.expired(group.since_s, term_s=ORDER_LEASE_S):
+            reclaim_prompt(pipeline, group)
+            state.touch(pipeline)
+        for sequence in group.sequences:
+            if sequence.stage not in ("placed", "scoring"):
+                continue
+            term_s = ACCEPT_LEASE_S if sequence.stage == "placed" else ORDER_LEASE_S
+            if clock.expired(sequence.since_s, term_s=term_s):
+                if sequence.stage == "placed" and sequence.owner is not None:
+                    sequence.avoid = sequence.owner.id
+                reclaim(pipeline, group, sequence)
+                state.touch(pipeline)
+
+
+def num_held(pipeline: Pipeline, tenants: list[Tenant]) -> dict[str, int]:
+    """Sequences or orders that each of these works on."""
+    counts = {tenant.id: 0 for tenant in tenants}
+    for group in pipeline.groups.values():
+        if group.owner is not None and group.owner.id in counts:
+            counts[group.owner.id] += 1
+        for sequence in group.sequences:
+            if sequence.owner is not None and sequence.owner.id in counts:
+                counts[sequence.owner.id] += 1
+    return counts
+
+
+def least_loaded(pipeline: Pipeline, role: Role) -> Tenant | None:
+    """The usable tenant of a role with the least to do; None where there is none."""
+    tenants = pipeline.usable(role)
+    if len(tenants) < 2:
+        return tenants[0] if tenants else None
+    counts = num_held(pipeline, tenants)
+    return min(tenants, key=lambda t: counts[t.id])

@@ -1,0 +1,77 @@
+"""What must hold at every moment, whatever happens. Every test of the core ends with `check`."""
+
+from __future__ import annotations
+
+from jigsawrl.core.admission import ETA
+from jigsawrl.core.state import FATES, Pipeline, State
+from jigsawrl.core.status import in_flight
+
+
+def check(state: State) -> None:
+    """Raise AssertionError, naming pipeline and ids, where an invariant is broken."""
+    for pipeline in state.pipelines.values():
+        _check_conservation(pipeline)
+        _check_cuts(pipeline)
+        _check_ownership(pipeline)
+        _check_work(pipeline)
+
+
+def _check_conservation(pipeline: Pipeline) -> None:
+    groups = [group.number for group in in_flight(pipeline)]
+    size = pipeline.spec.group_size
+    sequences = [g.number * size + s.index for g in in_flight(pipeline) for s in g.sequences]
+    for fate in FATES:
+        groups += pipeline.group_fates[fate].numbers()
+        sequences += pipeline.sequence_fates[fate].numbers()
+        assert len(pipeline.group_fates[fate]) == len(pipeline.group_fates[fate].numbers())
+    name = pipeline.name
+    assert sorted(groups) == list(range(pipeline.num_admitted)), f"{name}: groups {sorted(groups)}"
+    admitted = list(range(pipeline.num_admitted * size))
+    assert sorted(sequences) == admitted, f"{name}: sequences {sorted(sequences)}"
+
+
+def _check_cuts(pipeline: Pipeline) -> None:
+    numbers = [group.number for cut in pipeline.cuts for group in cut.groups]
+    assert len(set(numbers)) == len(numbers), f"{pipeline.name}: in two cuts: {sorted(numbers)}"
+    assert not set(numbers) & set(pipeline.groups), f"{pipeline.name}: cut and queued"
+    versions = [cut.version for cut in pipeline.cuts]
+    assert versions == sorted(set(versions)), f"{pipeline.name}: cuts {versions}"
+    for cut in pipeline.cuts:
+        assert len(cut.groups) == pipeline.spec.groups_per_batch
+        order = [group.number for group in cut.groups]
+        assert order == sorted(order), f"{pipeline.name}: cut {cut.version} out of order"
+        for group in cut.groups:
+            assert group.num_survivors >= pipeline.spec.min_group_size
+            oldest = cut.version - ETA[pipeline.spec.mode]
+            kept = (s for s in group.sequences if s.stage == "scored")
+            assert all(oldest <= (s.min_version or 0) <= cut.version for s in kept)
+    if pipeline.version is not None:
+        steps = pipeline.version - pipeline.base_version
+        trained = len(pipeline.group_fates["trained"])
+        assert trained == steps * pipeline.spec.groups_per_batch, f"{pipeline.name}: {trained}"
+    assert all(cut.trained for cut in pipeline.cuts[:-1]), f"{pipeline.name}: two open cuts"
+
+
+def _check_ownership(pipeline: Pipeline) -> None:
+    """A boot that ended owns nothing, and what has an owner is being worked on."""
+    for group in pipeline.groups.values():
+        owners = [group.owner, *(s.owner for s in group.sequences)]
+        for owner in owners:
+            if owner is not None:
+                tenant = pipeline.tenants[owner.id]
+                assert tenant.boot == owner.boot, f"{pipeline.name}: {owner} owns after its end"
+        for sequence in group.sequences:
+            owned = sequence.stage in ("placed", "running", "scoring")
+            assert owned == (sequence.owner is not None), f"{group.number}/{sequence.index}"
+
+
+def _check_work(pipeline: Pipeline) -> None:
+    """Nothing without an owner is forgotten."""
+    for group in pipeline.groups.values():
+        if group.prompt is None and group.owner is None:
+            assert group.number in pipeline.to_make, f"{pipeline.name}/g{group.number}: unmade"
+        for s in group.sequences:
+            if group.prompt is not None and s.stage == "waiting":
+                assert group.number in pipeline.to_place, f"{group.number}/s{s.index}: unplaced"
+            if s.stage == "finished":
+                assert (group.number, s.index) in pipeline.to_score, f"{group.number}: unscored"

@@ -1,0 +1,71 @@
+"""Beginning and end of a pipeline."""
+
+from __future__ import annotations
+
+from jigsawrl.contract.events import PipelineSubmitted
+from jigsawrl.core.groups import end
+from jigsawrl.core.state import Pipeline, PipelineStage, State, new_pipeline
+
+MIN_FAILED_IN_ROW = 64
+"""Groups that fail in a row, with none trained between, before a pipeline is given up: at least
+this many, and four batches."""
+
+
+def submitted(state: State, event: PipelineSubmitted) -> None:
+    """Queue a pipeline. A name may be used again after its pipeline ended; gang epochs go on rising,
+    so that what an old trainer says is not taken for the new one's word."""
+    known = state.pipelines.get(event.spec.name)
+    if known is not None and known.live:
+        state.num_ignored += 1
+        return
+    gang_epoch = 0 if known is None else known.gang_epoch
+    state.pipelines.pop(event.spec.name, None)
+    pipeline = new_pipeline(event.spec, event.config, gang_epoch=gang_epoch)
+    state.pipelines[event.spec.name] = pipeline
+    state.touch(pipeline)
+
+
+def fail(state: State, pipeline: Pipeline, reason: str) -> None:
+    """End a pipeline that can't go on; the others never notice."""
+    if pipeline.live:
+        pipeline.failure = reason
+        _end(state, pipeline, "failed")
+
+
+def give_up(state: State, pipeline: Pipeline) -> None:
+    """Fail a pipeline whose groups all fail."""
+    bound = max(MIN_FAILED_IN_ROW, 4 * pipeline.spec.groups_per_batch)
+    if pipeline.num_failed_in_row >= bound:
+        reason = f"{bound} groups in a row failed, the last: {pipeline.last_group_failure}"
+        fail(state, pipeline, reason)
+
+
+def finish(state: State, pipeline: Pipeline) -> None:
+    """End a pipeline whose last version is evaluated and checkpointed."""
+    last = pipeline.spec.num_steps
+    evaluated = pipeline.evaluation is None and not pipeline.evaluations_due
+    if pipeline.stage == "finishing" and evaluated and (pipeline.checkpoint_version or 0) >= last:
+        _end(state, pipeline, "finished")
+
+
+def _end(state: State, pipeline: Pipeline, stage: PipelineStage) -> None:
+    pipeline.running_s = running_s(state, pipeline)
+    pipeline.running_since_s = None
+    pipeline.stage = stage
+    batch = pipeline.open_cut
+    for group in [*(batch.groups if batch else ()), *pipeline.groups.values()]:
+        end(pipeline, group, "discarded")
+    pipeline.cuts = []
+    pipeline.drops = {}
+    pipeline.to_make, pipeline.to_place, pipeline.to_score = [], [], []
+    pipeline.evaluation, pipeline.evaluations_due = None, []
+    pipeline.publish_due = False
+    pipeline.stops = list(pipeline.tenants)
+    state.touch(pipeline)
+
+
+def running_s(state: State, pipeline: Pipeline) -> float:
+    """Stream time since its first version was published, until its end."""
+    if pipeline.running_since_s is None:
+        return pipeline.running_s
+    return state.clock.now_s - pipeline.running_since_s

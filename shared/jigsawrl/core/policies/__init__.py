@@ -1,0 +1,1 @@
+"""Policies: which pipelines run, and where their tenants live."""

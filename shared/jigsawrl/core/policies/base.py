@@ -1,0 +1,35 @@
+"""What a policy is: a pure function of the state that the scheduler asks in every decision pass."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from jigsawrl.contract.message import Role
+from jigsawrl.core.state import State
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one tenant shall live."""
+
+    tenant: str
+    role: Role
+    node: str
+    device: str | None
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """A queued pipeline that shall start now."""
+
+    pipeline: str
+    places: tuple[Place, ...]
+
+
+class Policy(Protocol):
+    """Plug-in of the scheduler, live and simulated alike."""
+
+    name: str
+
+    def starts(self, state: State) -> list[Start]:
+        """Pipelines to start now."""

@@ -1,0 +1,73 @@
+"""`serial`: one pipeline at a time on all devices, the others queued in order of submission.
+
+Source: Verl's colocated alternation of rollout and training on the same devices (related systems
+call it "hybrid engine"). Deviation: rollout and trainer stay resident as processes of their own
+instead of swapping one process's memory, so each has the whole device in its phase by taking turns.
+"""
+
+from __future__ import annotations
+
+from jigsawrl.contract.message import Role
+from jigsawrl.contract.spec import Device
+from jigsawrl.core.policies.base import Place, Start
+from jigsawrl.core.state import Pipeline, State
+
+
+class Serial:
+    """Starts the oldest queued pipeline when none is active."""
+
+    name = "serial"
+
+    def starts(self, state: State) -> list[Start]:
+        """At most one."""
+        if any(pipeline.active for pipeline in state.pipelines.values()):
+            return []
+        queued = (p for p in state.pipelines.values() if p.stage == "queued")
+        pipeline = next(queued, None)
+        if pipeline is None:
+            return []
+        places = place(pipeline, devices_for(pipeline, state))
+        return [] if places is None else [Start(pipeline=pipeline.name, places=places)]
+
+
+def devices_for(pipeline: Pipeline, state: State) -> list[Device]:
+    """Devices of nodes that are up, of the kind asked for; GPUs, where there are any, for `auto`."""
+    devices = [d for node in state.nodes.values() if node.up for d in node.devices]
+    kind = pipeline.spec.device
+    if kind == "auto":
+        kind = "cuda" if any(d.kind == "cuda" for d in devices) else "cpu"
+    return sorted(device for device in devices if device.kind == kind)
+
+
+def place(pipeline: Pipeline, devices: list[Device]) -> tuple[Place, ...] | None:
+    """Trainer on the first device, evaluation on the last, rollout workers round robin; environment
+    and reward need none. Members started by hand stand in for tenants of their role. None where a
+    tenant is needed and no device is there."""
+    members: dict[Role, int] = {}
+    for tenant in pipeline.tenants.values():
+        members[tenant.role] = members.get(tenant.role, 0) + 1
+    wanted: list[tuple[Role, int]] = [("environment", 1), ("reward", 1), ("trainer", 1)]
+    if pipeline.spec.evaluation is not None:
+        wanted.append(("evaluation", 1))
+    wanted.append(("rollout", pipeline.spec.num_rollout_workers))
+    places = []
+    for role, count in wanted:
+        for index in range(count - members.get(role, 0)):
+            if not devices:
+                return None
+            device = _device(role, index, devices)
+            places.append(
+                Place(
+                    tenant=f"{pipeline.name}.{role}{index}",
+                    role=role,
+                    node=device.node,
+                    device=None if role in ("environment", "reward") else device.id,
+                )
+            )
+    return tuple(places)
+
+
+def _device(role: Role, index: int, devices: list[Device]) -> Device:
+    if role == "evaluation":
+        return devices[-1]
+    return devices[index % len(devices)]

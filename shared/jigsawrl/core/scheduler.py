@@ -1,0 +1,219 @@
+"""The decision machine: `Scheduler.handle(event) -> list[Command]`, a pure object.
+
+The live service and the simulator are two loops around it. Folding an event only changes the state
+and marks its pipeline; the decision pass runs over marked pipelines at most every 20 ms of stream
+time, or on a tick, so that commands are lists. It knows no clock, no bus and no randomness: the same
+messages give the same commands, byte for byte, from any snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from jigsawrl.contract import events
+from jigsawrl.contract.commands import Command
+from jigsawrl.contract.events import Event
+from jigsawrl.core import (
+    admission,
+    batching,
+    dispatch,
+    evaluation,
+    groups,
+    history,
+    nodes,
+    pipelines,
+    workers,
+)
+from jigsawrl.core.outbox import Outbox
+from jigsawrl.core.policies.base import Policy, Start
+from jigsawrl.core.state import Pipeline, State, Tenant
+
+DECISION_PERIOD_S = 0.02
+"""Least stream time between two decision passes that no tick asked for."""
+
+LEASE_CHECK_PERIOD_S = 0.5
+"""How often a pipeline's leases are looked through, on ticks."""
+
+_QUIET = (events.SubStagesEnded, events.SequencesProgressed)
+"""Events of a pipeline that no decision depends on."""
+
+_decoder = msgspec.msgpack.Decoder(State)
+
+
+class Scheduler:
+    """Decides for all pipelines."""
+
+    def __init__(self, *, policy: Policy, state: State | None = None) -> None:
+        self.state = State() if state is None else state
+        self._policy = policy
+        self._of_cluster: dict[type[Event], Callable[[Any], None]] = {
+            events.LeaderElected: self._leader_elected,
+            events.Tick: self._tick,
+            events.NodeStarted: lambda e: nodes.started(self.state, e),
+            events.NodeStopped: lambda e: nodes.stopped(self.state, e),
+            events.Heartbeat: lambda e: nodes.heard(self.state, e),
+            events.PipelineSubmitted: lambda e: pipelines.submitted(self.state, e),
+        }
+        self._of_pipeline: dict[type[Event], Callable[[Pipeline, Any], None]] = {
+            events.PipelineCancelled: self._cancelled,
+            events.WorkerStarted: lambda p, e: workers.started(self.state, p, e),
+            events.WorkerExited: lambda p, e: workers.exited(self.state, p, e),
+            events.WorkerFailed: self._worker_failed,
+            events.WorkerReady: self._worker_ready,
+            events.WorkerRefused: self._worker_refused,
+            events.Inventory: self._inventory,
+            events.SubStagesEnded: lambda p, e: batching.measure(p, e),
+            events.GroupsMade: lambda p, e: groups.made(self.state, p, e),
+            events.SequencesAccepted: lambda p, e: groups.accepted(self.state, p, e),
+            events.SequencesProgressed: lambda p, e: groups.progressed(self.state, p, e),
+            events.SequencesFinished: lambda p, e: groups.finished(self.state, p, e),
+            events.SequencesRewarded: lambda p, e: groups.rewarded(self.state, p, e),
+            events.WeightsLoaded: lambda p, e: workers.loaded(self.state, p, e),
+            events.VersionPublished: lambda p, e: history.published(self.state, p, e),
+            events.CheckpointCommitted: lambda p, e: history.checkpointed(self.state, p, e),
+            events.EvaluationFinished: lambda p, e: evaluation.finished(self.state, p, e),
+            events.EvaluationFailed: lambda p, e: evaluation.failed(self.state, p, e),
+        }
+
+    @classmethod
+    def restore(cls, snapshot: bytes, *, policy: Policy) -> Scheduler:
+        """A scheduler that goes on from a snapshot."""
+        return cls(policy=policy, state=_decoder.decode(snapshot))
+
+    def snapshot(self) -> bytes:
+        """All it knows; goes on after `state.sequence`."""
+        return msgspec.msgpack.encode(self.state)
+
+    @property
+    def decision_due(self) -> bool:
+        """A decision waits for the next message: the leader should not wait long with a tick."""
+        return bool(self.state.dirty)
+
+    def handle(self, event: Event, *, timestamp_s: float, sequence: int) -> list[Command]:
+        """Fold one message of the event stream, stored as `sequence` at `timestamp_s`; what to
+        command because of it."""
+        state = self.state
+        now_s = state.clock.advance(timestamp_s)
+        state.sequence = sequence
+        self._fold(event)
+        if not state.dirty:
+            return []
+        if not isinstance(event, events.Tick) and now_s - state.decided_s < DECISION_PERIOD_S:
+            return []
+        outbox = Outbox(sequence=sequence, cause=event.id, leader_epoch=state.leader_epoch)
+        self._decide(outbox)
+        return outbox.commands
+
+    # --- Folding ---------------------------------------------------------------------------------
+
+    def _fold(self, event: Event) -> None:
+        of_cluster = self._of_cluster.get(type(event))
+        if of_cluster is not None:
+            of_cluster(event)
+            return
+        pipeline = self.state.pipelines.get(event.pipeline or "")
+        if pipeline is None:
+            self.state.num_ignored += 1
+        elif not pipeline.live:
+            self._after_end(pipeline, event)
+        else:
+            self._of_pipeline[type(event)](pipeline, event)
+            if not isinstance(event, _QUIET):
+                self.state.touch(pipeline)
+
+    def _after_end(self, pipeline: Pipeline, event: Event) -> None:
+        """A tenant that starts after its pipeline's end is stopped; all else is ignored."""
+        self.state.num_ignored += 1
+        if isinstance(event, events.WorkerStarted) and event.worker.id in pipeline.tenants:
+            pipeline.stops.append(event.worker.id)
+            self.state.touch(pipeline)
+
+    def _leader_elected(self, event: events.LeaderElected) -> None:
+        self.state.leader = event.leader
+        self.state.leader_epoch = self.state.sequence
+
+    def _tick(self, event: events.Tick) -> None:
+        state = self.state
+        nodes.check(state)
+        for pipeline in state.pipelines.values():
+            if (
+                pipeline.active
+                and state.clock.now_s - pipeline.leases_checked_s >= LEASE_CHECK_PERIOD_S
+            ):
+                pipeline.leases_checked_s = state.clock.now_s
+                dispatch.expire(state, pipeline)
+                workers.expire_loads(state, pipeline)
+
+    def _cancelled(self, pipeline: Pipeline, event: events.PipelineCancelled) -> None:
+        pipelines.fail(self.state, pipeline, f"cancelled: {event.reason}")
+
+    def _worker_ready(self, pipeline: Pipeline, event: events.WorkerReady) -> None:
+        if not workers.ready(self.state, pipeline, event):
+            return
+        if pipeline.tenants[event.worker.id].role == "trainer":
+            history.trainer_ready(self.state, pipeline, event.version or 0)
+
+    def _worker_refused(self, pipeline: Pipeline, event: events.WorkerRefused) -> None:
+        if workers.current(pipeline, event.worker) is None:
+            self.state.num_ignored += 1
+        else:
+            pipelines.fail(self.state, pipeline, f"{event.worker.id}: {event.reason}")
+
+    def _worker_failed(self, pipeline: Pipeline, event: events.WorkerFailed) -> None:
+        tenant = pipeline.tenants.get(event.worker.id)
+        boots = (None, event.worker.boot)
+        if tenant is None or (
+            tenant.boot not in boots and event.worker.boot not in tenant.past_boots
+        ):
+            self.state.num_ignored += 1
+        else:
+            pipelines.fail(self.state, pipeline, f"{event.worker.id}: {event.reason}")
+
+    def _inventory(self, pipeline: Pipeline, event: events.Inventory) -> None:
+        if workers.current(pipeline, event.worker) is None:
+            self.state.num_ignored += 1
+        else:
+            groups.inventory(pipeline, event)
+
+    # --- Deciding --------------------------------------------------------------------------------
+
+    def _decide(self, outbox: Outbox) -> None:
+        state = self.state
+        state.decided_s = state.clock.now_s
+        dirty, state.dirty = list(state.dirty), {}
+        for name in dirty:
+            self._decide_pipeline(state.pipelines[name], outbox)
+        for start in self._policy.starts(state):
+            pipeline = state.pipelines[start.pipeline]
+            _start(pipeline, start)
+            self._decide_pipeline(pipeline, outbox)
+
+    def _decide_pipeline(self, pipeline: Pipeline, outbox: Outbox) -> None:
+        now_s = self.state.clock.now_s
+        pipelines.give_up(self.state, pipeline)
+        if pipeline.active:
+            nodes.start_tenants(self.state, pipeline, outbox)
+            workers.configure(pipeline, outbox)
+            history.publish(pipeline, outbox)
+            workers.load_weights(pipeline, now_s, outbox)
+            batching.cut(pipeline, now_s)
+            batching.send(pipeline, outbox)
+            admission.admit(pipeline)
+            dispatch.drop(pipeline, outbox)
+            dispatch.make(pipeline, now_s, outbox)
+            dispatch.place(pipeline, now_s, outbox)
+            dispatch.score(pipeline, now_s, outbox)
+            evaluation.evaluate(pipeline, outbox)
+            pipelines.finish(self.state, pipeline)
+        nodes.stop_tenants(self.state, pipeline, outbox)
+
+
+def _start(pipeline: Pipeline, start: Start) -> None:
+    pipeline.stage = "starting"
+    for place in start.places:
+        pipeline.tenants[place.tenant] = Tenant(
+            id=place.tenant, role=place.role, node=place.node, device=place.device
+        )

@@ -1,0 +1,277 @@
+"""All that the scheduler knows, as plain structs: a snapshot is the MessagePack of `State`.
+
+Only dicts and lists, whose order survives encoding: a scheduler restored from a snapshot must walk
+them in the same order to give the same commands. Other modules of the core change these structs;
+nothing outside it does.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from jigsawrl.contract.message import Ref, Role, Worker
+from jigsawrl.contract.requests import EvaluationResult
+from jigsawrl.contract.spec import Device, PipelineSpec
+from jigsawrl.core.clock import StreamClock
+from jigsawrl.core.ids import IdRanges
+
+SequenceStage = Literal["waiting", "placed", "running", "finished", "scoring", "scored", "failed"]
+PipelineStage = Literal["queued", "starting", "running", "finishing", "finished", "failed"]
+Fate = Literal["trained", "filtered", "stale", "discarded", "failed"]
+FATES: tuple[Fate, ...] = ("trained", "filtered", "stale", "discarded", "failed")
+
+
+class Sequence(msgspec.Struct):
+    """One sample of a live group."""
+
+    index: int
+    epoch: int = 1
+    """Owner epoch: rises whenever its work is taken from a worker."""
+    stage: SequenceStage = "waiting"
+    owner: Worker | None = None
+    """The rollout worker (placed, running) or reward worker (scoring) that has it."""
+    since_s: float = 0.0
+    """Stream time at which the owner got it."""
+    avoid: str | None = None
+    """A worker that let the accept lease expire."""
+    num_missing: int = 0
+    """Inventories in a row of its owner that did not name it."""
+    resume: Ref | None = None
+    record: Ref | None = None
+    reward: Ref | None = None
+    min_version: int | None = None
+    max_version: int | None = None
+    """Oldest and newest version that made (or may have made) a token; None before placement."""
+
+
+class Group(msgspec.Struct):
+    """One prompt with its samples, from admission to a checkpoint that covers its training."""
+
+    number: int
+    cursor: int
+    data_floor: int
+    """Last data-stream sequence known at admission: its records all lie above."""
+    sequences: list[Sequence]
+    epoch: int = 1
+    owner: Worker | None = None
+    """The environment that makes its prompt."""
+    since_s: float = 0.0
+    prompt: Ref | None = None
+
+    @property
+    def max_version(self) -> int:
+        """Newest version that may have made a token of it; -1 where there is no token."""
+        versions = (s.max_version for s in self.sequences)
+        return max((v for v in versions if v is not None), default=-1)
+
+    @property
+    def num_survivors(self) -> int:
+        """Sequences that have not failed."""
+        return sum(s.stage != "failed" for s in self.sequences)
+
+    @property
+    def complete(self) -> bool:
+        """Nothing of it is still being worked on."""
+        return self.prompt is not None and all(
+            s.stage in ("scored", "failed") for s in self.sequences
+        )
+
+
+class Cut(msgspec.Struct):
+    """The batch that turns `version` into `version + 1`."""
+
+    version: int
+    groups: list[Group]
+    cursor: int
+    substages: dict[str, tuple[float, float]]
+    rollout_s: float
+    sent_boot: str | None = None
+    trained: bool = False
+    num_trained_tokens: int = 0
+
+
+class Tenant(msgspec.Struct):
+    """One worker id of a pipeline and the boot that lives now."""
+
+    id: str
+    role: Role
+    node: str | None
+    """The node on which the scheduler placed it; None where it was started by hand."""
+    device: str | None
+    started_on: str | None = None
+    """Boot of the node that got `StartTenant`."""
+    boot: str | None = None
+    past_boots: list[str] = []
+    configured: bool = False
+    ready: bool = False
+    lost: bool = False
+    """Its node is silent."""
+    incarnation: int = 0
+    version: int | None = None
+    """Weights it has loaded."""
+    loading: tuple[int, int] | None = None
+    """(incarnation, version) it was told to load."""
+    load_since_s: float = 0.0
+    load_late: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Takes work now."""
+        return self.ready and not self.lost
+
+    @property
+    def worker(self) -> Worker:
+        """The boot that lives."""
+        assert self.boot is not None
+        return Worker(id=self.id, boot=self.boot)
+
+
+class Node(msgspec.Struct):
+    """One machine's supervisor."""
+
+    id: str
+    boot: str
+    devices: list[Device]
+    seen_s: float
+    up: bool = True
+    past_boots: list[str] = []
+
+
+class Evaluation(msgspec.Struct):
+    """The evaluation that runs, or waits for its worker."""
+
+    version: int
+    incarnation: int
+    attempt: int = 0
+    num_failures: int = 0
+    sent_to: Worker | None = None
+
+
+class Pipeline(msgspec.Struct):
+    """One pipeline."""
+
+    spec: PipelineSpec
+    config: bytes
+    stage: PipelineStage = "queued"
+    failure: str | None = None
+    tenants: dict[str, Tenant] = {}
+    drops: dict[str, list[tuple[str, int]]] = {}
+    """Per tenant: (sequence, epoch) that it must forget."""
+    stops: list[str] = []
+    """Tenants to stop."""
+
+    # Weights and training
+    version: int | None = None
+    base_version: int = 0
+    """Version at which this history began: 0, or what the first trainer restored."""
+    incarnation: int = 0
+    gang_epoch: int = 0
+    manifests: dict[int, Ref] = {}
+    """The newest version's, and those under or due for evaluation."""
+    trainer_version: int | None = None
+    """Version the living trainer holds."""
+    publish_due: bool = False
+    checkpoint_version: int | None = None
+    cuts: list[Cut] = []
+    """Open or not yet covered by a checkpoint, by version."""
+
+    # Groups
+    num_admitted: int = 0
+    next_cursor: int = 0
+    returned_cursors: list[int] = []
+    groups: dict[int, Group] = {}
+    """In flight and in no cut, in admission order."""
+    to_make: list[int] = []
+    to_place: list[int] = []
+    to_score: list[tuple[int, int]] = []
+    """Work without an owner: group numbers, and (group number, sequence index)."""
+    group_fates: dict[Fate, IdRanges] = {}
+    sequence_fates: dict[Fate, IdRanges] = {}
+    num_failed_in_row: int = 0
+    last_group_failure: str = ""
+    data_sequence: int = 0
+    """Highest data-stream sequence seen in a reference."""
+
+    # Evaluation
+    evaluation: Evaluation | None = None
+    evaluations_due: list[int] = []
+    evaluations: list[EvaluationResult] = []
+    num_evaluations_skipped: int = 0
+
+    # Measures
+    substages: dict[str, tuple[float, float]] = {}
+    """Kind -> (seconds, seconds x share) since the last cut."""
+    placed_since_s: float | None = None
+    metrics: dict[str, float] = {}
+    num_trained_tokens: int = 0
+    running_since_s: float | None = None
+    running_s: float = 0.0
+    leases_checked_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.spec.name
+
+    @property
+    def active(self) -> bool:
+        """Has tenants and gets decisions."""
+        return self.stage in ("starting", "running", "finishing")
+
+    @property
+    def live(self) -> bool:
+        """Has not ended."""
+        return self.stage not in ("finished", "failed")
+
+    @property
+    def open_cut(self) -> Cut | None:
+        """The cut that is being trained."""
+        return self.cuts[-1] if self.cuts and not self.cuts[-1].trained else None
+
+    @property
+    def trainer(self) -> Tenant | None:
+        """Its trainer."""
+        return next((t for t in self.tenants.values() if t.role == "trainer"), None)
+
+    def usable(self, role: Role) -> list[Tenant]:
+        """Tenants of a role that take work now, in order of joining."""
+        return [t for t in self.tenants.values() if t.role == role and t.usable]
+
+    def note_ref(self, ref: Ref) -> None:
+        """Remember how far the data stream is known to reach."""
+        self.data_sequence = max(self.data_sequence, ref.sequence)
+
+
+class State(msgspec.Struct):
+    """Everything."""
+
+    clock: StreamClock = msgspec.field(default_factory=StreamClock)
+    sequence: int = 0
+    """Stream sequence of the last message folded."""
+    leader: str = ""
+    leader_epoch: int = 0
+    decided_s: float = -1.0
+    dirty: dict[str, bool] = {}
+    """Pipelines that an event touched since the last decision (a dict as an ordered set)."""
+    nodes: dict[str, Node] = {}
+    pipelines: dict[str, Pipeline] = {}
+    """In order of submission."""
+    num_ignored: int = 0
+    """Events, or entries of events, that were stale, repeated or of unknown objects."""
+
+    def touch(self, pipeline: Pipeline) -> None:
+        """Have the next decision look at it."""
+        self.dirty[pipeline.spec.name] = True
+
+
+def new_pipeline(spec: PipelineSpec, config: bytes, *, gang_epoch: int) -> Pipeline:
+    """A queued pipeline."""
+    return Pipeline(
+        spec=spec,
+        config=config,
+        gang_epoch=gang_epoch,
+        group_fates={fate: IdRanges() for fate in FATES},
+        sequence_fates={fate: IdRanges() for fate in FATES},
+    )

@@ -1,0 +1,153 @@
+"""What people are told: counts, workers, and what the next step waits for, by id."""
+
+from __future__ import annotations
+
+from jigsawrl.contract.requests import FateCounts, PipelineStatus, WorkerStatus
+from jigsawrl.core import ids
+from jigsawrl.core.dispatch import num_held
+from jigsawrl.core.pipelines import running_s
+from jigsawrl.core.state import FATES, Group, Pipeline, Sequence, State, Tenant
+
+MAX_IDS = 8
+"""Ids named per cause; the rest is counted."""
+
+
+def pipeline_status(state: State, pipeline: Pipeline) -> PipelineStatus:
+    """One pipeline, now."""
+    loads = num_held(pipeline, list(pipeline.tenants.values()))
+    if pipeline.trainer is not None and pipeline.open_cut is not None:
+        loads[pipeline.trainer.id] = 1
+    return PipelineStatus(
+        pipeline=pipeline.name,
+        state=pipeline.stage,
+        version=pipeline.version or 0,
+        incarnation=pipeline.incarnation,
+        num_steps=pipeline.spec.num_steps,
+        groups=_group_counts(pipeline),
+        sequences=_sequence_counts(pipeline),
+        evaluations=tuple(pipeline.evaluations),
+        num_evaluations_skipped=pipeline.num_evaluations_skipped,
+        metrics=pipeline.metrics,
+        num_trained_tokens=pipeline.num_trained_tokens,
+        running_s=running_s(state, pipeline),
+        waiting_for=tuple(waiting_for(state, pipeline)),
+        workers=tuple(_worker_status(t, loads[t.id]) for t in pipeline.tenants.values()),
+        failure=pipeline.failure,
+    )
+
+
+def in_flight(pipeline: Pipeline) -> list[Group]:
+    """Groups that have met no fate yet."""
+    cut = pipeline.open_cut
+    return [*(cut.groups if cut else ()), *pipeline.groups.values()]
+
+
+def _group_counts(pipeline: Pipeline) -> FateCounts:
+    fates = {str(fate): len(pipeline.group_fates[fate]) for fate in FATES}
+    return FateCounts(admitted=pipeline.num_admitted, in_flight=len(in_flight(pipeline)), **fates)
+
+
+def _sequence_counts(pipeline: Pipeline) -> FateCounts:
+    fates = {str(fate): len(pipeline.sequence_fates[fate]) for fate in FATES}
+    return FateCounts(
+        admitted=pipeline.num_admitted * pipeline.spec.group_size,
+        in_flight=sum(len(group.sequences) for group in in_flight(pipeline)),
+        **fates,
+    )
+
+
+def _worker_status(tenant: Tenant, num_held: int) -> WorkerStatus:
+    return WorkerStatus(
+        worker=tenant.id,
+        role=tenant.role,
+        device=tenant.device,
+        state="lost"
+        if tenant.lost
+        else "ready"
+        if tenant.ready
+        else "starting"
+        if tenant.boot is None
+        else "configuring",
+        version=tenant.version,
+        num_held=num_held,
+    )
+
+
+# --- Waiting -------------------------------------------------------------------------------------
+
+
+def waiting_for(state: State, pipeline: Pipeline) -> list[str]:
+    """One entry a cause, for a pipeline that has not ended."""
+    if not pipeline.live:
+        return []
+    if pipeline.stage == "queued":
+        active = [p.name for p in state.pipelines.values() if p.active]
+        return [f"pipeline {name} to end" for name in active] or [
+            f"a node with a device of kind {pipeline.spec.device}"
+        ]
+    causes = [_tenant_wait(t) for t in pipeline.tenants.values() if not t.usable]
+    if pipeline.version is None:
+        return causes or [f"the first weights of {_trainer(pipeline)}"]
+    cut = pipeline.open_cut
+    if cut is not None:
+        causes.append(f"step {cut.version} on {_trainer(pipeline)}")
+    causes += _work(pipeline)
+    if pipeline.stage == "finishing":
+        causes += _ending(pipeline)
+    return causes
+
+
+def _tenant_wait(tenant: Tenant) -> str:
+    if tenant.lost:
+        return f"{tenant.id}: its node {tenant.node} is lost"
+    return f"{tenant.id} to {'start' if tenant.boot is None else 'get ready'}"
+
+
+def _work(pipeline: Pipeline) -> list[str]:
+    causes = [
+        f"{tenant.id} to load version {tenant.loading[1]}"
+        for tenant in pipeline.usable("rollout")
+        if tenant.loading is not None
+    ]
+    prompts = [
+        ids.group_id(pipeline.name, g.number) for g in pipeline.groups.values() if g.prompt is None
+    ]
+    if prompts:
+        causes.append(f"prompts of {_some(prompts)}")
+    by_cause: dict[str, list[str]] = {}
+    for group in pipeline.groups.values():
+        for sequence in group.sequences:
+            cause = _sequence_wait(group, sequence)
+            if cause is not None:
+                name = ids.sequence_id(pipeline.name, group.number, sequence.index)
+                by_cause.setdefault(cause, []).append(name)
+    return causes + [f"{cause} {_some(names)}" for cause, names in by_cause.items()]
+
+
+def _sequence_wait(group: Group, sequence: Sequence) -> str | None:
+    if group.prompt is None or sequence.stage in ("scored", "failed"):
+        return None
+    if sequence.stage == "waiting":
+        return "a rollout worker for"
+    if sequence.stage == "finished":
+        return "a reward worker for"
+    assert sequence.owner is not None
+    verb = {"placed": "accept", "running": "generate", "scoring": "score"}[sequence.stage]
+    return f"{sequence.owner.id} to {verb}"
+
+
+def _ending(pipeline: Pipeline) -> list[str]:
+    running = [] if pipeline.evaluation is None else [pipeline.evaluation.version]
+    causes = [f"evaluation of version {v}" for v in [*running, *pipeline.evaluations_due]]
+    if (pipeline.checkpoint_version or 0) < pipeline.spec.num_steps:
+        causes.append(f"checkpoint of version {pipeline.spec.num_steps}")
+    return causes
+
+
+def _trainer(pipeline: Pipeline) -> str:
+    return "a trainer" if pipeline.trainer is None else pipeline.trainer.id
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - MAX_IDS
+    return ", ".join(names[:MAX_IDS]) + (f" and {more} more" if more > 0 else "")

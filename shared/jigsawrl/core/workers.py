@@ -1,0 +1,163 @@
+"""Boots of tenants: started, ready, exited; and what each start frees."""
+
+from __future__ import annotations
+
+from jigsawrl.contract.commands import Configure, LoadWeights
+from jigsawrl.contract.events import WeightsLoaded, WorkerExited, WorkerReady, WorkerStarted
+from jigsawrl.contract.message import Worker
+from jigsawrl.core import groups
+from jigsawrl.core.outbox import Outbox
+from jigsawrl.core.state import Pipeline, State, Tenant
+
+NUM_PAST_BOOTS = 16
+"""Boots remembered per tenant, so that a late message of one is not taken for a new start."""
+
+LOAD_LEASE_S = 30.0
+"""A worker that has not loaded by then is told again, and the others no longer wait for it."""
+
+
+def current(pipeline: Pipeline, worker: Worker) -> Tenant | None:
+    """The tenant, if `worker` is its living boot."""
+    tenant = pipeline.tenants.get(worker.id)
+    return tenant if tenant is not None and tenant.boot == worker.boot else None
+
+
+def started(state: State, pipeline: Pipeline, event: WorkerStarted) -> None:
+    """A boot is up: everything the older one owned is free. An unknown id joins as a member, except
+    as a second trainer, which would train another history."""
+    tenant = pipeline.tenants.get(event.worker.id)
+    if tenant is None:
+        if event.role == "trainer" and pipeline.trainer is not None:
+            state.num_ignored += 1
+            return
+        tenant = Tenant(id=event.worker.id, role=event.role, node=None, device=event.device)
+        pipeline.tenants[tenant.id] = tenant
+    if event.worker.boot == tenant.boot or event.worker.boot in tenant.past_boots:
+        state.num_ignored += 1
+        return
+    end_boot(pipeline, tenant)
+    tenant.boot = event.worker.boot
+    tenant.lost = False
+
+
+def exited(state: State, pipeline: Pipeline, event: WorkerExited) -> None:
+    """A process ended. Its boot may never have been heard of: then it must not be believed later."""
+    tenant = pipeline.tenants.get(event.worker.id)
+    if tenant is None or event.worker.boot in tenant.past_boots:
+        state.num_ignored += 1
+    elif tenant.boot == event.worker.boot:
+        end_boot(pipeline, tenant)
+    else:
+        _remember(tenant, event.worker.boot)
+
+
+def end_boot(pipeline: Pipeline, tenant: Tenant) -> None:
+    """Forget the living boot and take back what it owned."""
+    if tenant.boot is None:
+        return
+    groups.free(pipeline, tenant.worker)
+    evaluation = pipeline.evaluation
+    if evaluation is not None and evaluation.sent_to == tenant.worker:
+        evaluation.sent_to = None
+    if tenant.role == "trainer":
+        pipeline.trainer_version = None
+    pipeline.drops.pop(tenant.id, None)
+    _remember(tenant, tenant.boot)
+    tenant.boot = None
+    tenant.configured = tenant.ready = False
+    tenant.version = tenant.loading = None
+    tenant.load_late = False
+
+
+def lose(pipeline: Pipeline, tenant: Tenant) -> None:
+    """Its node is silent. The boot may live on and be heard again; its work may not wait for that."""
+    tenant.lost = True
+    if tenant.boot is not None:
+        groups.free(pipeline, tenant.worker)
+        evaluation = pipeline.evaluation
+        if evaluation is not None and evaluation.sent_to == tenant.worker:
+            evaluation.sent_to = None
+
+
+def ready(state: State, pipeline: Pipeline, event: WorkerReady) -> bool:
+    """A boot takes work; False where that is no news."""
+    tenant = current(pipeline, event.worker)
+    stale_gang = event.role == "trainer" and event.gang_epoch != pipeline.gang_epoch
+    if tenant is None or tenant.ready or not tenant.configured or stale_gang:
+        state.num_ignored += 1
+        return False
+    tenant.ready = True
+    return True
+
+
+def loaded(state: State, pipeline: Pipeline, event: WeightsLoaded) -> None:
+    """A rollout worker generates by another version from now on."""
+    tenant = current(pipeline, event.worker)
+    if tenant is None or (event.incarnation, event.version) < (
+        tenant.incarnation,
+        -1 if tenant.version is None else tenant.version,
+    ):
+        state.num_ignored += 1
+        return
+    tenant.incarnation, tenant.version = event.incarnation, event.version
+    if tenant.loading is not None and tenant.loading <= (event.incarnation, event.version):
+        tenant.loading = None
+        tenant.load_late = False
+
+
+def _remember(tenant: Tenant, boot: str) -> None:
+    tenant.past_boots = [*tenant.past_boots[1 - NUM_PAST_BOOTS :], boot]
+
+
+# --- Decisions -----------------------------------------------------------------------------------
+
+
+def configure(pipeline: Pipeline, outbox: Outbox) -> None:
+    """Give its configuration to every boot that has none; a trainer's start is a new gang epoch."""
+    for tenant in pipeline.tenants.values():
+        if tenant.boot is None or tenant.configured or tenant.lost:
+            continue
+        if tenant.role == "trainer":
+            pipeline.gang_epoch += 1
+        outbox.add(
+            Configure(
+                **outbox.to(tenant.worker),
+                config=pipeline.config,
+                incarnation=pipeline.incarnation,
+                gang_epoch=pipeline.gang_epoch,
+            )
+        )
+        tenant.configured = True
+
+
+def load_weights(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
+    """Have every rollout worker load the newest version."""
+    version = pipeline.version
+    manifest = None if version is None else pipeline.manifests.get(version)
+    if manifest is None or version is None or pipeline.stage != "running":
+        return
+    wanted = (pipeline.incarnation, version)
+    for tenant in pipeline.usable("rollout"):
+        if wanted in ((tenant.incarnation, tenant.version), tenant.loading):
+            continue
+        outbox.add(
+            LoadWeights(
+                **outbox.to(tenant.worker),
+                incarnation=pipeline.incarnation,
+                version=version,
+                manifest=manifest,
+            )
+        )
+        tenant.loading = wanted
+        tenant.load_since_s = now_s
+
+
+def expire_loads(state: State, pipeline: Pipeline) -> None:
+    """Workers that did not load in time are told again."""
+    for tenant in pipeline.tenants.values():
+        if tenant.loading is not None and state.clock.expired(
+            tenant.load_since_s, term_s=LOAD_LEASE_S
+        ):
+            tenant.loading = None
+            tenant.load_late = True
+            state.touch(pipeline)

@@ -1,0 +1,134 @@
+"""The connection: silent peers, closing, alarms."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+from bus_samples import an_event, until
+
+from jigsawrl.bus.base import BusError
+from jigsawrl.bus.client import NatsBus, connect
+from jigsawrl.bus.server import EmbeddedServer
+
+
+class Proxy:
+    """Forwards bytes to a server until the connections of before are told to fall silent."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._open = asyncio.Event()
+        self._open.set()
+        self.num_connections = 0
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._sinks: list[asyncio.StreamWriter] = []
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._on_client, "127.0.0.1", 0)
+        return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def silence(self) -> None:
+        self._open.clear()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    async def _on_client(self, reader, writer) -> None:
+        self.num_connections += 1
+        above_reader, above_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        for source, sink in ((reader, above_writer), (above_reader, writer)):
+            self._sinks.append(sink)
+            self._pumps.add(asyncio.create_task(self._pump(source, sink, self._open)))
+
+    async def _pump(self, source, sink, open_: asyncio.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                await open_.wait()
+                sink.write(data)
+                await sink.drain()
+
+    async def stop(self) -> None:
+        self._server.close()
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        for sink in self._sinks:
+            sink.close()
+        await asyncio.gather(*(s.wait_closed() for s in self._sinks), return_exceptions=True)
+
+
+async def test_a_peer_that_fell_silent_is_left_for_a_new_connection(
+    own_server: EmbeddedServer, own_bus: NatsBus, prefix: str
+):
+    proxy = Proxy(own_server.port)
+    bus = await connect(await proxy.start(), name="test", prefix=prefix)
+    assert await bus.publish_event(an_event(1)) == 1
+    proxy.silence()
+    async with asyncio.timeout(15):
+        assert await bus.publish_event(an_event(2)) == 2
+        await until(lambda: proxy.num_connections == 2)
+    await bus.close()
+    await proxy.stop()
+
+
+async def test_nobody_there_is_said_in_one_line():
+    started_s = time.monotonic()
+    with pytest.raises(
+        BusError, match=r"no NATS server answers at nats://127\.0\.0\.1:1 within 1 s"
+    ):
+        await connect("nats://127.0.0.1:1", name="test", timeout_s=1)
+    assert time.monotonic() - started_s < 3
+
+
+async def test_closing_takes_under_5_s_after_a_restart_of_the_server(own_server, own_bus, restart):
+    reading = own_bus.read_events(0)
+    waiting = asyncio.ensure_future(anext(reading))
+    await asyncio.sleep(0.1)
+    own_server.kill()
+    await restart(own_server)
+    await own_bus.publish_event(an_event(1))
+    await waiting
+    started_s = time.monotonic()
+    await own_bus.close()
+    assert time.monotonic() - started_s < 5
+    with pytest.raises(BusError, match="closed"):
+        await own_bus.publish_event(an_event(2))
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_closing_takes_under_5_s_when_the_server_does_not_answer(own_server, own_bus, how):
+    await own_bus.publish_event(an_event(1))
+    os.kill(own_server.pid, how)
+    publishing = asyncio.create_task(own_bus.publish_event(an_event(2)))
+    await asyncio.sleep(0.1)
+    started_s = time.monotonic()
+    await own_bus.close()
+    assert time.monotonic() - started_s < 5
+    with pytest.raises(BusError, match="closed"):
+        await asyncio.wait_for(publishing, 2)
+
+
+async def test_closing_finishes_what_is_being_stored(own_bus, own_server, prefix):
+    publishing = [asyncio.create_task(own_bus.publish_event(an_event(n))) for n in range(50)]
+    await asyncio.sleep(0)
+    await own_bus.close()
+    assert sorted(await asyncio.gather(*publishing)) == list(range(1, 51))
+
+
+async def test_closing_twice_is_harmless(own_bus):
+    await own_bus.close()
+    await own_bus.close()
+
+
+async def test_dropped_messages_raise_the_alarm(bus, caplog):
+    link = await bus.connection.ready()
+
+    async def slow(message: object) -> None:
+        await asyncio.sleep(1)
+
+    await link.client.subscribe("slow", cb=slow, pending_msgs_limit=2)
+    for _ in range(10):
+        await link.client.publish("slow", b"x")
+    await until(lambda: bus.connection.num_slow_consumers > 0)
+    assert "messages on slow were dropped" in caplog.text

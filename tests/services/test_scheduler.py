@@ -1,0 +1,272 @@
+"""The scheduler service over a real nats-server: leading, failing over, asking, archiving."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import uuid
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jigsawrl.bus.client import NatsBus
+from jigsawrl.bus.server import EmbeddedServer
+from jigsawrl.config import (
+    InitModelConfig,
+    PipelineConfig,
+    SortDigitsConfig,
+    TrainerConfig,
+    encode_config,
+)
+from jigsawrl.contract.codec import encode
+from jigsawrl.contract.commands import Configure, StartTenant
+from jigsawrl.contract.events import Heartbeat, LeaderElected, NodeStarted, WorkerStarted
+from jigsawrl.contract.message import Worker
+from jigsawrl.contract.requests import Cancel, Status, StatusQuery, Submit
+from jigsawrl.contract.spec import Device
+from services.scheduler.leader import DeposedError, Leader
+from services.scheduler.replay import replay
+from services.scheduler.segments import Entry, last_written, read_segments, write_segment
+
+NODE = Worker(id="node", boot="n1")
+
+Start = Callable[[], AbstractAsyncContextManager["asyncio.Future[None]"]]
+
+
+@pytest.fixture
+def leading(bus: NatsBus, tmp_path: Path) -> Start:
+    """Run a leader for the length of a block."""
+
+    @asynccontextmanager
+    async def start() -> AsyncIterator["asyncio.Future[None]"]:
+        leader = Leader(bus, holder=uuid.uuid4().hex[:6], folder=tmp_path, snapshot_events=50)
+        task = asyncio.ensure_future(leader.lead())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, DeposedError):
+                await task
+
+    return start
+
+
+def config(name: str = "p") -> PipelineConfig:
+    return PipelineConfig(
+        name=name,
+        model=InitModelConfig(max_position_embeddings=64),
+        task=SortDigitsConfig(),
+        trainer=TrainerConfig(num_steps=2, groups_per_batch=2),
+        evaluation=None,
+    )
+
+
+async def submit(bus: NatsBus, wanted: PipelineConfig, *, request: str = "r1") -> str | None:
+    message = Submit(id=request, config=encode_config(wanted))
+    return (await bus.request("scheduler", message, timeout_s=10)).error
+
+
+async def status(bus: NatsBus) -> Status:
+    return await bus.request("scheduler", StatusQuery(id=uuid.uuid4().hex), timeout_s=10)
+
+
+@asynccontextmanager
+async def collecting(bus: NatsBus, worker: Worker) -> AsyncIterator[list[Any]]:
+    """Commands of one boot, as they come."""
+    commands: list[Any] = []
+
+    async def handle(command: Any) -> None:
+        commands.append(command)
+
+    await bus.bind_commands(worker)
+    task = asyncio.ensure_future(bus.consume_commands(worker, handle))
+    yield commands
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async def holds() -> bool:
+        return bool(condition())
+
+    await until_true(holds)
+
+
+async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await condition():  # noqa: ASYNC110 - a server's state sends no event
+            await asyncio.sleep(0.02)
+
+
+async def start_node(bus: NatsBus) -> None:
+    devices = (Device("node", 0, "cpu", 1 << 30),)
+    await bus.publish_event(NodeStarted(id="node", node=NODE, devices=devices))
+
+
+async def test_a_submitted_pipeline_is_started_on_the_node(bus: NatsBus, leading: Start) -> None:
+    async with leading(), collecting(bus, NODE) as commands:
+        await start_node(bus)
+        assert await submit(bus, config()) is None
+        await until(lambda: len(commands) >= 4)
+        assert {c.tenant for c in commands if isinstance(c, StartTenant)} == {
+            "p.environment0",
+            "p.reward0",
+            "p.trainer0",
+            "p.rollout0",
+        }
+        found = (await status(bus)).pipelines[0]
+        assert (found.pipeline, found.state) == ("p", "starting")
+        assert "p.trainer0 to start" in found.waiting_for
+
+
+async def test_a_repeated_submission_is_accepted_and_a_second_one_refused(
+    bus: NatsBus, leading: Start
+) -> None:
+    async with leading():
+        assert await submit(bus, config()) is None
+        assert await submit(bus, config()) is None
+        error = await submit(bus, config(), request="r2")
+        assert error is not None
+        assert "already queued" in error
+        cancel = Cancel(id="c", pipeline="p", reason="enough")
+        assert (await bus.request("scheduler", cancel, timeout_s=10)).error is None
+        assert (await status(bus)).pipelines[0].failure == "cancelled: enough"
+        assert await submit(bus, config(), request="r3") is None
+
+
+async def test_a_store_without_room_and_a_bad_config_are_answered_with_the_reason(
+    bus: NatsBus, leading: Start
+) -> None:
+    huge = msgspec.structs.replace(
+        config("huge"), trainer=TrainerConfig(num_steps=1, groups_per_batch=1 << 40)
+    )
+    async with leading():
+        error = await submit(bus, huge)
+        assert error is not None
+        assert "pipeline huge needs" in error
+        reply = await bus.request("scheduler", Submit(id="x", config=b"\xc1"), timeout_s=10)
+        assert "can't be read" in reply.error
+
+
+async def test_a_successor_repeats_commands_under_their_ids_and_rises_in_epoch(
+    bus: NatsBus, leading: Start, tmp_path: Path
+) -> None:
+    trainer = Worker(id="p.trainer0", boot="b1")
+    started = WorkerStarted(
+        id="started", pipeline="p", worker=trainer, role="trainer", node="node", device=None
+    )
+    async with collecting(bus, NODE) as orders, collecting(bus, trainer) as commands:
+        async with leading():
+            await start_node(bus)
+            await submit(bus, config())
+            await until(lambda: len(orders) >= 4)
+            first_epoch = (await status(bus)).leader_epoch
+        async with leading():
+            await until_leads(bus, after=first_epoch)
+            await bus.publish_event(started)
+            await until(lambda: commands)
+            assert isinstance(commands[0], Configure)
+            assert commands[0].leader_epoch > first_epoch
+            found = await status(bus)
+            assert found.pipelines[0].state == "starting"
+    assert len({c.id for c in orders}) == len(orders) == 4  # The server dropped the repeats.
+    replayed = {c.id: encode(c) for c in replay(tmp_path / "events")}
+    assert [replayed[c.id] for c in [*orders, *commands]] == [
+        encode(c) for c in [*orders, *commands]
+    ]
+
+
+async def until_leads(bus: NatsBus, *, after: int) -> None:
+    async def leads() -> bool:
+        return (await status(bus)).leader_epoch > after
+
+    await until_true(leads)
+
+
+async def test_a_leader_that_reads_anothers_election_stops(bus: NatsBus, leading: Start) -> None:
+    async with leading() as task:
+        await status(bus)
+        await bus.publish_event(LeaderElected(id="other", leader="other", code_version="1"))
+        async with asyncio.timeout(10):
+            with pytest.raises(DeposedError):
+                await task
+
+
+async def test_a_killed_scheduler_process_is_followed_by_the_standby(
+    bus: NatsBus, nats_server: EmbeddedServer, prefix: str, tmp_path: Path
+) -> None:
+    async with process(nats_server.url, prefix, tmp_path / "a") as first:
+        leader = (await status(bus)).leader
+        async with process(nats_server.url, prefix, tmp_path / "b") as second:
+            assert await submit(bus, config()) is None
+            first.send_signal(signal.SIGKILL)
+
+            async def followed() -> bool:
+                return (await status(bus)).leader != leader
+
+            await until_true(followed)
+            assert [p.pipeline for p in (await status(bus)).pipelines] == ["p"]
+            second.send_signal(signal.SIGTERM)
+            assert await second.wait() == 0
+    assert list(replay(tmp_path / "b" / "events")) == []
+
+
+@asynccontextmanager
+async def process(url: str, prefix: str, folder: Path) -> AsyncIterator[Process]:
+    """A scheduler as users start it."""
+    arguments = ("--url", url, "--state-dir", str(folder), "--prefix", prefix)
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.scheduler", *arguments
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+            await running.wait()
+
+
+async def test_snapshots_let_the_stream_be_purged_and_a_restart_goes_on(
+    bus: NatsBus, leading: Start, tmp_path: Path
+) -> None:
+    async with leading():
+        await submit(bus, config())
+        for i in range(160):
+            await bus.publish_event(Heartbeat(id=f"h{i}", node=NODE))
+        events = bus.subjects.events_stream().name
+
+        async def purged() -> bool:
+            return await bus.count_messages(events) <= 130
+
+        await until_true(purged)
+        first_epoch = (await status(bus)).leader_epoch
+    assert len(await bus.load_snapshots()) == 2
+    async with leading():
+        await until_leads(bus, after=first_epoch)
+        assert (await status(bus)).pipelines[0].pipeline == "p"
+    sequences = [entry.sequence for entry in read_segments(tmp_path / "events")]
+    assert sequences == list(range(1, sequences[-1] + 1))
+    assert list(replay(tmp_path / "events")) == []
+
+
+def test_segments_are_read_in_order_each_entry_once(tmp_path: Path) -> None:
+    entries = [Entry(i, float(i), b"x" * i) for i in range(1, 8)]
+    write_segment(tmp_path, entries[:4])
+    write_segment(tmp_path, entries[2:])
+    write_segment(tmp_path, [])
+    assert list(read_segments(tmp_path)) == entries
+    assert last_written(tmp_path) == 7
+
+
+def test_a_replay_names_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no segment files"):
+        list(replay(tmp_path))
+    write_segment(tmp_path, [Entry(5, 1.0, b"")])
+    with pytest.raises(ValueError, match="lacks messages 1 to 4"):
+        list(replay(tmp_path))

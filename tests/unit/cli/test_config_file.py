@@ -1,0 +1,209 @@
+"""Pipeline files: what they resolve to, and the one line that says what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jigsawrl.cli.config_file import load_config, to_json, to_toml
+from jigsawrl.cli.errors import ConfigError
+from jigsawrl.config import JsonlTaskConfig, LinearScheduleConfig, PathModelConfig
+from tests.unit.cli.files import PIPELINE, write_checkpoint, write_pipeline, write_safetensors
+
+
+def complaint(path: Path, *overrides: str) -> str:
+    """The error's text after the file's name; it is one line."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides=overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith(f"{path}: ")
+    return text.removeprefix(f"{path}: ")
+
+
+def test_defaults_fill_what_the_file_leaves_out(tmp_path: Path) -> None:
+    config = load_config(write_pipeline(tmp_path))
+    assert config.name == "tiny"
+    assert config.algorithm.group_size == 8
+    assert config.trainer.num_steps == 3
+
+
+def test_an_override_is_read_as_toml_and_else_as_text(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    overrides = (
+        "trainer.num_steps=7",
+        "name=other",
+        'trainer.schedule={type = "linear", final_fraction = 0.1}',
+        "rollout.sampling.temperature=1",
+    )
+    config = load_config(path, overrides=overrides)
+    assert (config.trainer.num_steps, config.name) == (7, "other")
+    assert config.trainer.schedule == LinearScheduleConfig(final_fraction=0.1)
+    assert config.rollout.sampling.temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        (
+            "trainer.lerning_rate=1",
+            "trainer.lerning_rate: unknown key; did you mean trainer.optimizer.learning_rate?",
+        ),
+        ("temprature=1", "temprature: unknown key; did you mean rollout.sampling.temperature?"),
+        ("rollout.samplin.top_k=3", "rollout.samplin: unknown key; did you mean rollout.sampling?"),
+        (
+            "rollout.sampling.zzz=1",
+            "rollout.sampling.zzz: unknown key; valid here: temperature, top_p, top_k,"
+            " max_new_tokens",
+        ),
+        ("algorithm.kl.estimator=k2", "algorithm.kl.coefficient: missing"),
+        (
+            'trainer.schedule={type = "constant", final_fraction = 0.1}',
+            'trainer.schedule.final_fraction: no effect with type = "constant"; it belongs to'
+            ' type = "linear" or "cosine"',
+        ),
+        (
+            'model={type = "path", path = "x", warmup = {}}',
+            'model.warmup: no effect with type = "path"; it belongs to type = "init"',
+        ),
+        (
+            "trainer.schedule.type=liner",
+            "trainer.schedule.type: unknown value 'liner'; did you mean \"linear\"?",
+        ),
+        ("rollout.engine.type=abacus", "rollout.engine.type: unknown value 'abacus'; one of"),
+        (
+            "trainer.schedule.warmup_steps=1",
+            'trainer.schedule.type: missing; one of "constant", "linear", "cosine"',
+        ),
+        ("rollout.engine.dtype=half", "rollout.engine.dtype: 'half' is none of \"bfloat16\","),
+        ("trainer.num_steps=many", "trainer.num_steps: expected `int`, got `str`"),
+        ("trainer.num_steps=0", "trainer.num_steps: expected `int` >= 1"),
+        ("trainer.num_steps.a=1", "--set trainer.num_steps.a=1: trainer.num_steps is no table"),
+        ("trainer.optimizer.beta1=nan", "trainer.optimizer.beta1: nan is no finite number"),
+        ("seed=9223372036854775808", "seed: 9223372036854775808 does not fit 64 bits"),
+        ("rollout=3", "rollout: expected a table, got `int`"),
+        ("name='a b'", "name 'a b' must be 1 to 63 letters"),
+        ("task.min_digits=9", "task: min_digits 9 exceeds max_digits 8"),
+        ("trainer.num_minibatches=99", "trainer: num_minibatches must not exceed"),
+        (
+            'trainer.schedule={type = "linear", warmup_steps = 3}',
+            "trainer: schedule.warmup_steps 3 must be below num_steps 3",
+        ),
+        (
+            "rollout.sampling.max_new_tokens=512",
+            "rollout.sampling.max_new_tokens: 512 leaves no room for a prompt",
+        ),
+        ("num_steps", "--set num_steps: write it as key=value"),
+    ],
+)
+def test_a_bad_value_is_one_line_that_names_its_key(
+    tmp_path: Path, override: str, expected: str
+) -> None:
+    assert complaint(write_pipeline(tmp_path), override).startswith(expected)
+
+
+def test_a_missing_table_and_a_missing_key_are_named(tmp_path: Path) -> None:
+    without_trainer = PIPELINE.partition("[trainer]")[0]
+    assert complaint(write_pipeline(tmp_path, without_trainer)) == "trainer: missing"
+    assert complaint(write_pipeline(tmp_path, f"{without_trainer}[trainer]")) == (
+        "trainer.num_steps: missing"
+    )
+    no_tag = PIPELINE.replace('type = "sort-digits"', "")
+    assert complaint(write_pipeline(tmp_path, no_tag)).startswith("task.type: missing; one of")
+
+
+def test_malformed_toml_names_the_line(tmp_path: Path) -> None:
+    assert "at line 3" in complaint(write_pipeline(tmp_path, 'name = "a"\n\nseed =\n'))
+
+
+def test_an_unreadable_file_says_what_to_do(tmp_path: Path) -> None:
+    assert complaint(tmp_path / "none.toml").startswith("no such file")
+    assert complaint(tmp_path).startswith("can't be read")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b'name = "\xff"')
+    assert complaint(binary) == "no UTF-8 text at byte 8; save it as UTF-8"
+
+
+def test_clipping_is_refused_where_it_can_not_bind(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    assert complaint(path, "algorithm.clip_high=0.28").startswith(
+        "algorithm.clip_high: no effect with trainer.num_minibatches = 1"
+    )
+    overrides = ("algorithm.clip_high=0.28", "trainer.num_minibatches=2")
+    assert load_config(path, overrides=overrides).algorithm.clip_high == 0.28
+
+
+def test_what_check_prints_resolves_to_the_same_config(tmp_path: Path) -> None:
+    for override in ("trainer.num_minibatches=2", "algorithm.kl={coefficient = 0.1}"):
+        config = load_config(write_pipeline(tmp_path), overrides=[override])
+        printed = tmp_path / "printed.toml"
+        printed.write_text(to_toml(config))
+        assert load_config(printed) == config
+
+
+def test_the_json_holds_every_key(tmp_path: Path) -> None:
+    data = json.loads(to_json(load_config(write_pipeline(tmp_path))))
+    assert data["algorithm"]["clip_low"] == 0.2
+    assert data["algorithm"]["kl"] is None
+    assert data["model"]["type"] == "init"
+
+
+def test_relative_paths_are_seen_from_the_file(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i}=", "answer": str(i)}) + "\n" for i in range(50))
+    )
+    overrides = (
+        'model={type = "path", path = "checkpoint"}',
+        'task={type = "jsonl", path = "data.jsonl", reward = "exact"}',
+    )
+    config = load_config(write_pipeline(tmp_path), overrides=overrides)
+    assert config.model == PathModelConfig(path=str(tmp_path / "checkpoint"))
+    assert isinstance(config.task, JsonlTaskConfig)
+    assert config.task.path == str(tmp_path / "data.jsonl")
+
+
+def test_a_malformed_jsonl_line_is_named_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1=", "answer": "1"}\n{"prompt": \n')
+    override = 'task={type = "jsonl", path = "data.jsonl", reward = "exact"}'
+    text = complaint(write_pipeline(tmp_path), override)
+    assert text.startswith("task: ")
+    assert "data.jsonl" in text
+    assert "2" in text.rpartition("data.jsonl")[2]
+
+
+def test_a_checkpoint_that_can_not_be_used_is_refused(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    folder = tmp_path / "checkpoint"
+    override = 'model={type = "path", path = "checkpoint"}'
+    assert "is no folder" in complaint(path, override)
+
+    write_checkpoint(folder, model_type="mamba")
+    assert "model_type 'mamba' is not supported; one of qwen3, llama" in complaint(path, override)
+
+    write_checkpoint(folder, vocab_size=4)
+    assert "the tokenizer does not match the model: token id 4" in complaint(path, override)
+
+    write_checkpoint(folder)
+    write_safetensors(folder / "model.safetensors", num_missing_bytes=1)
+    assert "model.safetensors is corrupt" in complaint(path, override)
+    (folder / "model.safetensors").unlink()
+    assert "holds no model.safetensors" in complaint(path, override)
+
+    write_checkpoint(folder)
+    (folder / "tokenizer.json").write_text("{")
+    assert "tokenizer.json is corrupt" in complaint(path, override)
+    (folder / "tokenizer.json").unlink()
+    assert "tokenizer.json is missing" in complaint(path, override)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint")
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"w": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    override = 'model={type = "path", path = "checkpoint"}'
+    text = complaint(write_pipeline(tmp_path), override)
+    assert "model-00001-of-00001.safetensors: No such file" in text

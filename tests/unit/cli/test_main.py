@@ -1,0 +1,78 @@
+"""The command line: exit statuses, and what it does not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jigsawrl.cli.errors import CommandError
+from jigsawrl.cli.main import main, require_programs
+from tests.unit.cli.files import write_pipeline
+
+HEAVY = ("torch", "transformers", "rich", "tomlkit", "nats", "msgspec", "asyncio")
+
+
+def test_help_imports_nothing_heavy_and_answers_at_once() -> None:
+    code = (
+        "import sys; from jigsawrl.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    start_s = time.monotonic()
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.splitlines()[-1] == "[]"
+    assert "PIPELINE" not in output.splitlines()[0]
+    assert time.monotonic() - start_s < 2  # 0.1 s alone; the machine may be busy
+
+
+def test_check_prints_the_resolved_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(write_pipeline(tmp_path)), "--set", "seed=5"]) == 0
+    assert "seed = 5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_bad_input_is_one_line_and_status_2_and_nothing_is_started(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_pipeline(tmp_path)
+    arguments = [command, str(path), "--set", "trainer.num_stepz=3"]
+    if command == "run":
+        arguments += ["--runs-folder", str(tmp_path / "runs")]
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"{path}: trainer.num_stepz: unknown key; did you mean trainer.num_steps?\n"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_export_of_what_is_no_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tmp_path), "--to", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == (
+        f"jigsaw export: {tmp_path} is no run folder: it holds no config.json\n"
+    )
+
+
+def test_a_bare_library_says_where_the_system_runs() -> None:
+    with pytest.raises(CommandError, match="from a checkout"):
+        require_programs("services_that_are_not_there")
+
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_a_valid_pipeline(path: Path) -> None:
+    assert main(["check", str(path)]) == 0

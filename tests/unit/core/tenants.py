@@ -1,0 +1,207 @@
+"""The tenants of the simulated world: what each answers to each command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jigsawrl.contract import commands as c
+from jigsawrl.contract import events as e
+from jigsawrl.contract.message import Worker
+
+if TYPE_CHECKING:
+    from tests.unit.core.world import World
+
+
+class Process:
+    """One boot of one tenant."""
+
+    def __init__(self, worker: Worker, order: c.StartTenant) -> None:
+        self.worker = worker
+        self.order = order
+        self.alive = True
+        self.weights = (0, -1)
+        self.gang_epoch = 0
+        self.incarnation = 0
+        self.version = 0
+        self.held: dict[str, int] = {}
+        self.last_delivery_s = 0.0
+
+
+class Tenants:
+    """Carries out commands in a world's time, with its faults."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def handle(self, process: Process, command: c.Command) -> None:
+        name = type(command).__name__.lower()
+        getattr(self, f"_on_{name}")(process, command)
+
+    def _head(self, process: Process, tag: str) -> dict[str, object]:
+        return {
+            "id": self._world.new_id(tag),
+            "pipeline": process.order.pipeline,
+            "worker": process.worker,
+        }
+
+    def _on_configure(self, process: Process, command: c.Configure) -> None:
+        version = gang_epoch = None
+        if process.order.role == "trainer":
+            version = process.version = self._world.checkpoints.get(process.order.pipeline, 0)
+            gang_epoch = process.gang_epoch = command.gang_epoch
+        ready = e.WorkerReady(
+            **self._head(process, "ready"),
+            role=process.order.role,
+            version=version,
+            gang_epoch=gang_epoch,
+        )
+        self._world.later(0.2, lambda: self._world.say(process, ready))
+
+    def _on_makegroups(self, process: Process, command: c.MakeGroups) -> None:
+        made, failed = [], []
+        for order in command.orders:
+            if self._world.chance(self._world.faults.fail_work):
+                failed.append(e.GroupFailure(group=order.group, epoch=order.epoch, reason="no"))
+            else:
+                made.append(
+                    e.GroupMade(
+                        group=order.group,
+                        epoch=order.epoch,
+                        ref=self._world.new_ref(),
+                        num_prompt_tokens=3,
+                    )
+                )
+        event = e.GroupsMade(**self._head(process, "made"), made=tuple(made), failed=tuple(failed))
+        self._world.later(0.01, lambda: self._world.say(process, event))
+
+    def _on_loadweights(self, process: Process, command: c.LoadWeights) -> None:
+        def load() -> None:
+            process.weights = (command.incarnation, command.version)
+            event = e.WeightsLoaded(
+                **self._head(process, "loaded"),
+                incarnation=command.incarnation,
+                version=command.version,
+            )
+            self._world.say(process, event)
+
+        self._world.later(0.05, load)
+
+    def _on_placesequences(self, process: Process, command: c.PlaceSequences) -> None:
+        accepted = []
+        for placement in command.placements:
+            assert process.weights == (command.incarnation, placement.min_version)
+            process.held[placement.sequence] = placement.epoch
+            accepted.append(e.Held(placement.sequence, placement.epoch))
+            name, epoch = placement.sequence, placement.epoch
+            self._world.later(
+                self._world.random.uniform(0.05, 2.0),
+                lambda name=name, epoch=epoch: self._generate(process, name, epoch),
+            )
+        event = e.SequencesAccepted(**self._head(process, "accepted"), accepted=tuple(accepted))
+        self._world.say(process, event)
+
+    def _generate(self, process: Process, name: str, epoch: int) -> None:
+        if process.held.get(name) != epoch or not process.alive:
+            return
+        del process.held[name]
+        failed: tuple[e.SequenceFailure, ...] = ()
+        finished: tuple[e.SequenceFinish, ...] = ()
+        if self._world.chance(self._world.faults.fail_work):
+            failed = (e.SequenceFailure(sequence=name, epoch=epoch, reason="no"),)
+        else:
+            finish = e.SequenceFinish(
+                sequence=name,
+                epoch=epoch,
+                ref=self._world.new_ref(),
+                finish_reason="stop",
+                num_tokens=5,
+                min_version=process.weights[1],
+                max_version=process.weights[1],
+            )
+            finished = (finish,)
+        self._world.say(
+            process,
+            e.SequencesFinished(
+                **self._head(process, "finished"), finished=finished, failed=failed
+            ),
+        )
+
+    def _on_drop(self, process: Process, command: c.Drop) -> None:
+        for name, epoch in command.sequences:
+            if process.held.get(name, epoch + 1) <= epoch:
+                del process.held[name]
+
+    def _on_scoresequences(self, process: Process, command: c.ScoreSequences) -> None:
+        rewarded = tuple(
+            e.SequenceReward(
+                sequence=order.sequence,
+                epoch=order.epoch,
+                ref=self._world.new_ref(),
+                reward=float("nan") if self._world.chance(self._world.faults.fail_work) else 1.0,
+            )
+            for order in command.orders
+        )
+        event = e.SequencesRewarded(**self._head(process, "rewarded"), rewarded=rewarded)
+        self._world.later(0.02, lambda: self._world.say(process, event))
+
+    def _on_publishweights(self, process: Process, command: c.PublishWeights) -> None:
+        assert command.version == process.version
+        self._announce(process, command.incarnation, 0)
+
+    def _announce(self, process: Process, incarnation: int, num_tokens: int) -> None:
+        event = e.VersionPublished(
+            **self._head(process, "published"),
+            gang_epoch=process.gang_epoch,
+            incarnation=incarnation,
+            version=process.version,
+            manifest=self._world.new_ref("WEIGHTS"),
+            num_bytes=1,
+            num_trained_tokens=num_tokens,
+            metrics={"loss": 1.0} if num_tokens else {},
+        )
+        self._world.say(process, event)
+
+    def _on_batchcut(self, process: Process, command: c.BatchCut) -> None:
+        assert command.version == process.version
+        assert command.gang_epoch == process.gang_epoch
+        self._world.later(0.5, lambda: process.alive and self._train(process, command))
+
+    def _train(self, process: Process, command: c.BatchCut) -> None:
+        process.version += 1
+        pipeline = process.order.pipeline
+        due = process.version % self._world.checkpoint_every == 0
+        if due and not self._world.chance(0.3):
+            self._world.checkpoints[pipeline] = process.version
+        last = self._world.scheduler.state.pipelines[pipeline].spec.num_steps
+        if process.version == last:
+            self._world.checkpoints[pipeline] = process.version
+        if self._world.chance(self._world.faults.kill_per_s * 10):
+            self._world.kill(process)
+            return
+        self._announce(process, command.incarnation, 100)
+        if self._world.checkpoints.get(pipeline) == process.version:
+            self._world.say(
+                process,
+                e.CheckpointCommitted(
+                    **self._head(process, "checkpoint"),
+                    gang_epoch=process.gang_epoch,
+                    incarnation=command.incarnation,
+                    version=process.version,
+                    path="x",
+                ),
+            )
+
+    def _on_evaluate(self, process: Process, command: c.Evaluate) -> None:
+        event = e.EvaluationFinished(
+            **self._head(process, "evaluated"),
+            incarnation=command.incarnation,
+            version=command.version,
+            num_problems=10,
+            num_correct=5,
+            mean_reward=0.5,
+            mean_num_tokens=5.0,
+            duration_s=1.0,
+        )
+        self._world.later(
+            self._world.random.uniform(0.5, 6.0), lambda: self._world.say(process, event)
+        )

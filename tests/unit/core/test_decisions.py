@@ -1,0 +1,308 @@
+"""What the scheduler decides in single situations."""
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from jigsawrl.contract import commands as c
+from jigsawrl.contract import events as e
+from jigsawrl.contract.message import Worker
+from jigsawrl.contract.spec import EvaluationSpec
+from jigsawrl.core import ids, invariants
+from jigsawrl.core.history import data_needed_from
+from jigsawrl.core.state import Pipeline
+from jigsawrl.core.status import pipeline_status
+from tests.unit.core.world import Faults, World, spec
+
+T = TypeVar("T", bound=c.Command)
+KIND = Faults()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """One kind world with the pipeline ``p``; whatever the test did to it, the invariants hold."""
+    made = World(seed=0, faults=KIND, pipelines=[spec()])
+    yield made
+    invariants.check(made.scheduler.state)
+
+
+def pipeline_of(world: World, name: str = "p") -> Pipeline:
+    return world.scheduler.state.pipelines[name]
+
+
+def issued(world: World, kind: type[T]) -> list[T]:
+    return [command for batch in world.issued for command in batch if isinstance(command, kind)]
+
+
+def running(world: World) -> list[Any]:
+    return [
+        sequence
+        for group in pipeline_of(world).groups.values()
+        for sequence in group.sequences
+        if sequence.stage == "running"
+    ]
+
+
+def test_serial_places_all_tenants_over_the_devices(world: World) -> None:
+    world.run_until(lambda: bool(issued(world, c.StartTenant)))
+    assert {s.tenant: s.device for s in issued(world, c.StartTenant)} == {
+        "p.environment0": None,
+        "p.reward0": None,
+        "p.trainer0": "node/cpu0",
+        "p.evaluation0": "node/cpu1",
+        "p.rollout0": "node/cpu0",
+        "p.rollout1": "node/cpu1",
+    }
+
+
+def test_serial_starts_the_next_pipeline_when_one_ends() -> None:
+    world = World(seed=0, faults=KIND, pipelines=[spec("a"), spec("b")])
+    world.run_until(lambda: pipeline_of(world, "a").stage == "running")
+    status = pipeline_status(world.scheduler.state, pipeline_of(world, "b"))
+    assert (status.state, status.waiting_for) == ("queued", ("pipeline a to end",))
+    refused = e.WorkerRefused(
+        id="r", pipeline="a", worker=world.processes["a.reward0"].worker, reason="bad"
+    )
+    world.publish(refused)
+    world.run_until(lambda: pipeline_of(world, "b").stage == "running")
+    assert pipeline_of(world, "a").failure == "a.reward0: bad"
+    assert {s.tenant for s in issued(world, c.StopTenant)} == set(pipeline_of(world, "a").tenants)
+    invariants.check(world.scheduler.state)
+
+
+def test_command_ids_are_stream_sequence_and_index(world: World) -> None:
+    world.run()
+    for (_, _, sequence), batch in zip(world.log, world.issued, strict=True):
+        assert [command.id for command in batch] == [f"{sequence}.{i}" for i in range(len(batch))]
+        assert all(command.leader_epoch == 1 for command in batch)
+
+
+def test_in_sync_exactly_a_batch_is_admitted_per_version_and_groups_stay_whole(
+    world: World,
+) -> None:
+    world.run()
+    assert [len(make.orders) for make in issued(world, c.MakeGroups)] == [3, 3, 3]
+    owners: dict[str, set[str]] = {}
+    for place in issued(world, c.PlaceSequences):
+        for placement in place.placements:
+            group = placement.sequence.rpartition("/")[0]
+            owners.setdefault(group, set()).add(place.worker.id)
+    assert all(len(workers) == 1 for workers in owners.values())
+    assert set.union(*owners.values()) == {"p.rollout0", "p.rollout1"}
+    cursors = [cut.cursor for cut in issued(world, c.BatchCut)]
+    assert cursors == [3, 6, 9]
+
+
+def test_a_placement_that_is_not_accepted_goes_elsewhere_under_a_new_epoch() -> None:
+    world = World(seed=0, faults=Faults(lose=1.0), pipelines=[spec()])
+    world.faulty = False
+    world.run_until(lambda: bool(issued(world, c.PlaceSequences)))
+    world.faulty = True
+    world.run_until(lambda: len(issued(world, c.PlaceSequences)) >= 4)
+    seen: dict[str, list[tuple[int, str]]] = {}
+    for command in issued(world, c.PlaceSequences):
+        for p in command.placements:
+            seen.setdefault(p.sequence, []).append((p.epoch, command.worker.id))
+    for placements in seen.values():
+        assert [epoch for epoch, _ in placements] == [1, 2]
+        assert placements[0][1] != placements[1][1]
+    world.faulty = False
+    world.run()
+    invariants.check(world.scheduler.state)
+
+
+def test_a_new_boot_frees_what_the_old_one_owned(world: World) -> None:
+    world.run_until(lambda: len(running(world)) > 3)
+    process = world.processes["p.rollout0"]
+    owned = [s for s in running(world) if s.owner == process.worker]
+    epochs = [s.epoch for s in owned]
+    assert owned
+    process.alive = False
+    boot = Worker(id="p.rollout0", boot="other")
+    world.publish(
+        e.WorkerStarted(id="s", pipeline="p", worker=boot, role="rollout", node="node", device=None)
+    )
+    assert [s.epoch for s in owned] == [epoch + 1 for epoch in epochs]
+    late = e.SequencesFinished(
+        id="f",
+        pipeline="p",
+        worker=process.worker,
+        finished=(),
+        failed=(e.SequenceFailure(sequence="p/g0/s0", epoch=1, reason="late"),),
+    )
+    before = world.scheduler.state.num_ignored
+    world.publish(late)
+    assert world.scheduler.state.num_ignored == before + 1
+
+
+def test_a_progress_record_is_where_the_next_owner_goes_on(world: World) -> None:
+    world.run_until(lambda: len(running(world)) > 3)
+    process = world.processes["p.rollout0"]
+    name, epoch = next(iter(process.held.items()))
+    ref = world.new_ref()
+    progress = e.SequenceProgress(sequence=name, epoch=epoch, ref=ref, num_tokens=3)
+    world.publish(
+        e.SequencesProgressed(id="g", pipeline="p", worker=process.worker, progress=(progress,))
+    )
+    world.kill(process)
+    world.run()
+    again = [p for x in issued(world, c.PlaceSequences) for p in x.placements if p.sequence == name]
+    assert [(p.epoch, p.resume) for p in again] == [(1, None), (2, ref)]
+    number, index = ids.parse_sequence(name) or (-1, -1)
+    assert {p.seed for p in again} == {ids.sequence_seed(1, number, index)}
+
+
+def test_what_a_worker_holds_but_does_not_own_is_dropped(world: World) -> None:
+    world.run_until(lambda: len(running(world)) > 3)
+    process = world.processes["p.rollout0"]
+    held = (*(e.Held(n, x) for n, x in process.held.items()), e.Held("p/g99/s0", 4))
+    world.publish(e.Inventory(id="i", pipeline="p", worker=process.worker, held=held))
+    world.run_until(lambda: bool(issued(world, c.Drop)))
+    assert issued(world, c.Drop)[0].sequences == (("p/g99/s0", 4),)
+
+
+def test_a_running_sequence_missing_from_two_inventories_is_placed_again(world: World) -> None:
+    world.run_until(lambda: len(running(world)) > 3)
+    process = world.processes["p.rollout0"]
+    lost = next(iter(process.held))
+    del process.held[lost]
+    for i in range(2):
+        held = tuple(e.Held(n, x) for n, x in process.held.items())
+        world.publish(e.Inventory(id=f"i{i}", pipeline="p", worker=process.worker, held=held))
+    world.run()
+    again = [p for x in issued(world, c.PlaceSequences) for p in x.placements if p.sequence == lost]
+    assert [p.epoch for p in again] == [1, 2]
+
+
+def test_a_group_below_its_least_size_fails_and_the_next_prompt_takes_its_slot(
+    world: World,
+) -> None:
+    world.run_until(lambda: len(running(world)) == 9)
+    group = next(iter(pipeline_of(world).groups.values()))
+    owner = group.sequences[0].owner
+    assert owner is not None
+    failed = tuple(
+        e.SequenceFailure(sequence=f"p/g{group.number}/s{i}", epoch=1, reason="no")
+        for i in range(2)
+    )
+    world.publish(
+        e.SequencesFinished(id="f", pipeline="p", worker=owner, finished=(), failed=failed)
+    )
+    world.run()
+    status = pipeline_status(world.scheduler.state, pipeline_of(world))
+    assert (status.groups.failed, status.groups.trained, status.groups.admitted) == (1, 9, 10)
+    assert (status.sequences.failed, status.sequences.discarded) == (2, 1)
+    assert any("p/g0/s2" in dict(drop.sequences) for drop in issued(world, c.Drop))
+
+
+def test_a_group_with_a_token_of_an_older_version_is_stale_and_gives_its_slot_back(
+    world: World,
+) -> None:
+    world.run_until(lambda: pipeline_of(world).version == 1 and len(running(world)) == 9)
+    group = next(iter(pipeline_of(world).groups.values()))
+    owner = group.sequences[0].owner
+    assert owner is not None
+    old = e.SequenceFinish(
+        sequence=f"p/g{group.number}/s0",
+        epoch=1,
+        ref=world.new_ref(),
+        finish_reason="stop",
+        num_tokens=1,
+        min_version=0,
+        max_version=1,
+    )
+    world.publish(e.SequencesFinished(id="f", pipeline="p", worker=owner, finished=(old,)))
+    world.run()
+    status = pipeline_status(world.scheduler.state, pipeline_of(world))
+    assert (status.groups.stale, status.groups.trained, status.groups.admitted) == (1, 9, 10)
+    assert status.sequences.stale == 3
+
+
+def test_a_pipeline_whose_groups_all_fail_is_given_up_with_the_reason() -> None:
+    world = World(seed=0, faults=Faults(fail_work=1.0), pipelines=[spec()])
+    world.run()
+    failure = pipeline_of(world).failure
+    assert failure is not None
+    assert "64 groups in a row failed, the last: no" in failure
+    invariants.check(world.scheduler.state)
+
+
+def test_a_silent_nodes_work_is_freed_and_goes_on_when_it_is_heard_again() -> None:
+    world = World(seed=0, faults=KIND, pipelines=[spec(num_steps=20)])
+    world.run_until(lambda: len(running(world)) == 9)
+    world.silence(20.0)
+    world.run_until(lambda: not world.scheduler.state.nodes["node"].up)
+    status = pipeline_status(world.scheduler.state, pipeline_of(world))
+    assert "p.trainer0: its node node is lost" in status.waiting_for
+    world.run()
+    assert pipeline_of(world).stage == "finished"
+    invariants.check(world.scheduler.state)
+
+
+def test_a_trainer_back_at_an_older_version_trains_its_recorded_cut_again() -> None:
+    world = World(seed=0, faults=KIND, pipelines=[spec(num_steps=4)])
+    world.checkpoint_every = 100
+    world.run_until(lambda: pipeline_of(world).version == 2)
+    world.kill(world.processes["p.trainer0"])
+    world.run()
+    cuts = issued(world, c.BatchCut)
+    first, again = [[g.group for g in x.groups] for x in cuts if x.version == 0]
+    assert first == again
+    assert [x.incarnation for x in cuts if x.version == 0] == [0, 1]
+    status = pipeline_status(world.scheduler.state, pipeline_of(world))
+    assert status.incarnation == 1
+    assert status.groups.trained == 12
+    assert status.groups.discarded >= 3
+    cursors = [o.cursor for make in issued(world, c.MakeGroups) for o in make.orders]
+    assert set(cursors) == set(range(12))  # Discarded prompts came back; none was skipped.
+    invariants.check(world.scheduler.state)
+
+
+def test_a_trainer_from_another_run_folder_fails_the_pipeline(world: World) -> None:
+    world.run_until(lambda: pipeline_of(world).version == 1)
+    world.checkpoints["p"] = 7
+    world.kill(world.processes["p.trainer0"])
+    world.run()
+    assert "use another run folder" in (pipeline_of(world).failure or "")
+
+
+def test_a_member_started_by_hand_gets_work(world: World) -> None:
+    world.run_until(lambda: pipeline_of(world).version == 0)
+    order = c.StartTenant(
+        id="x",
+        leader_epoch=1,
+        worker=Worker(id="node", boot="n1"),
+        tenant="p.rollout-hand",
+        role="rollout",
+        pipeline="p",
+        device=None,
+    )
+    world.spawn_by_hand(order)
+    world.run()
+    owners = {place.worker.id for place in issued(world, c.PlaceSequences)}
+    assert "p.rollout-hand" in owners
+
+
+def test_first_and_last_evaluations_are_never_skipped_and_others_are_counted() -> None:
+    often = spec(num_steps=6, evaluation=EvaluationSpec(every=1))
+    world = World(seed=3, faults=KIND, pipelines=[often])
+    world.run()
+    pipeline = pipeline_of(world)
+    versions = [result.version for result in pipeline.evaluations]
+    assert (versions[0], versions[-1]) == (0, 6)
+    assert pipeline.num_evaluations_skipped > 0
+    assert len(versions) + pipeline.num_evaluations_skipped == 7
+    for cut in issued(world, c.BatchCut):
+        assert cut.version in cut.retain_versions
+
+
+def test_data_is_needed_until_a_checkpoint_covers_it(world: World) -> None:
+    world.checkpoint_every = 2
+    floors = []
+    for version in range(1, 4):
+        world.run_until(lambda version=version: (pipeline_of(world).version or 0) >= version)
+        floors.append(data_needed_from(pipeline_of(world)))
+    assert floors[0] == 1  # Nothing covered yet.
+    world.run()
+    assert data_needed_from(pipeline_of(world)) == pipeline_of(world).data_sequence + 1

@@ -1,0 +1,262 @@
+"""A world for the scheduler to drive: nodes and tenants that answer its commands, late, twice, in
+another order or never, and that die. Discrete events in simulated time; one seed, one course."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+
+from jigsawrl.contract import commands as c
+from jigsawrl.contract import events as e
+from jigsawrl.contract.message import Ref, Worker
+from jigsawrl.contract.spec import Device, EvaluationSpec, PipelineSpec
+from jigsawrl.core import invariants
+from jigsawrl.core.policies.serial import Serial
+from jigsawrl.core.scheduler import Scheduler
+from tests.unit.core.tenants import Process, Tenants
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """Probabilities, of one event or of one piece of work."""
+
+    lose: float = 0.0
+    repeat: float = 0.0
+    kill_per_s: float = 0.0
+    fail_work: float = 0.0
+    silence_per_s: float = 0.0
+    node_restart_per_s: float = 0.0
+
+
+LOSABLE = (
+    e.GroupsMade,
+    e.SequencesAccepted,
+    e.SequencesFinished,
+    e.SequencesRewarded,
+    e.WeightsLoaded,
+)
+"""What a lease or an inventory heals. The other events are not lost while their sender lives."""
+
+
+def spec(name: str = "p", **changes: object) -> PipelineSpec:
+    """A small pipeline."""
+    base = PipelineSpec(
+        name=name,
+        mode="sync",
+        seed=1,
+        num_steps=3,
+        groups_per_batch=3,
+        group_size=3,
+        min_group_size=2,
+        num_rollout_workers=2,
+        evaluation=EvaluationSpec(every=2),
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+class World:
+    """Runs until all pipelines have ended, or too long."""
+
+    def __init__(self, *, seed: int, faults: Faults, pipelines: list[PipelineSpec]) -> None:
+        self.random = Random(seed)
+        self.faults = faults
+        self.now_s = 1000.0
+        self.scheduler = Scheduler(policy=Serial())
+        self.log: list[tuple[e.Event, float, int]] = []
+        self.issued: list[list[c.Command]] = []
+        self.snapshots: dict[int, bytes] = {}
+        self.cuts: list[c.BatchCut] = []
+        self.processes: dict[str, Process] = {}
+        self.checkpoints: dict[str, int] = {}
+        self.checkpoint_every = 2
+        self._orders: dict[str, c.StartTenant] = {}
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._counter = itertools.count()
+        self._data = itertools.count(1)
+        self._node_boot = "n1"
+        self._silent_until_s = 0.0
+        self.faulty = True
+        self._tenants = Tenants(self)
+        self.publish(e.LeaderElected(id="leader", leader="s", code_version="1"))
+        for pipeline in pipelines:
+            self.publish(
+                e.PipelineSubmitted(
+                    id=f"submit:{pipeline.name}",
+                    pipeline=pipeline.name,
+                    spec=pipeline,
+                    config=b"config",
+                )
+            )
+        self._start_node()
+        self._every(0.1, self._tick)
+        self._every(2.0, self._heartbeat)
+        self._every(1.0, self._harm)
+        self._every(10.0, self._inventories)
+
+    def run(self, *, limit_s: float = 900.0) -> None:
+        """To the end; after half the limit the world is kind, so that everything must end."""
+        pipelines = self.scheduler.state.pipelines
+        self.run_until(lambda: not any(p.live for p in pipelines.values()), limit_s=limit_s)
+        self._tick()
+
+    def run_until(self, condition: Callable[[], bool], *, limit_s: float = 900.0) -> None:
+        """Until something is so."""
+        start_s = self.now_s
+        while not condition():
+            self.now_s, _, action = heapq.heappop(self._queue)
+            if self.now_s - start_s > limit_s / 2:
+                self.faulty = False
+            assert self.now_s - start_s < limit_s, "it does not come to this"
+            action()
+
+    # --- The stream ------------------------------------------------------------------------------
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now_s + delay_s, next(self._counter), action))
+
+    def _every(self, period_s: float, action: Callable[[], None]) -> None:
+        def again() -> None:
+            action()
+            self.later(period_s, again)
+
+        self.later(period_s, again)
+
+    def chance(self, probability: float) -> bool:
+        return self.faulty and self.random.random() < probability
+
+    def say(self, process: Process, event: e.Event) -> None:
+        """An event of a process, with the faults of the way."""
+        if not process.alive or (isinstance(event, LOSABLE) and self.chance(self.faults.lose)):
+            return
+        self.publish(event)
+        if self.chance(self.faults.repeat):
+            self.later(self.random.uniform(0, 3), lambda: self.publish(event))
+
+    def publish(self, event: e.Event) -> None:
+        sequence = len(self.log) + 1
+        self.log.append((event, self.now_s, sequence))
+        if sequence % 100 == 0:
+            self.snapshots[sequence - 1] = self.scheduler.snapshot()
+        issued = self.scheduler.handle(event, timestamp_s=self.now_s, sequence=sequence)
+        invariants.check(self.scheduler.state)
+        self.issued.append(issued)
+        for command in issued:
+            self._deliver(command)
+
+    def _deliver(self, command: c.Command) -> None:
+        if isinstance(command, c.BatchCut):
+            self.cuts.append(command)
+        if isinstance(command, c.StartTenant | c.StopTenant):
+            if command.worker.boot == self._node_boot:
+                self.later(0.05, lambda: self._node_command(command))
+            return
+        process = self.processes.get(command.worker.id)
+        if process is None or process.worker != command.worker:
+            return
+        at_s = max(process.last_delivery_s, self.now_s + self.random.uniform(0.001, 0.05))
+        process.last_delivery_s = at_s
+        self.later(
+            at_s - self.now_s, lambda: process.alive and self._tenants.handle(process, command)
+        )
+
+    def new_id(self, tag: str) -> str:
+        return f"{tag}:{next(self._counter)}"
+
+    def new_ref(self, stream: str = "DATA") -> Ref:
+        return Ref(stream=stream, sequence=next(self._data))
+
+    # --- Node ------------------------------------------------------------------------------------
+
+    def _start_node(self) -> None:
+        devices = tuple(Device("node", i, "cpu", 1 << 30) for i in range(2))
+        node = Worker(id="node", boot=self._node_boot)
+        self.publish(e.NodeStarted(id=self.new_id("node"), node=node, devices=devices))
+
+    def _node_command(self, command: c.Command) -> None:
+        if command.worker.boot != self._node_boot:
+            return
+        if isinstance(command, c.StartTenant):
+            self._orders[command.tenant] = command
+            self._spawn(command)
+        elif isinstance(command, c.StopTenant):
+            self._orders.pop(command.tenant, None)
+            process = self.processes.pop(command.tenant, None)
+            if process is not None:
+                process.alive = False
+
+    def _spawn(self, order: c.StartTenant) -> None:
+        if self._orders.get(order.tenant) is not order:
+            return
+        worker = Worker(id=order.tenant, boot=f"b{next(self._counter)}")
+        process = Process(worker, order)
+        self.processes[order.tenant] = process
+        self.say(
+            process,
+            e.WorkerStarted(
+                id=self.new_id("started"),
+                pipeline=order.pipeline,
+                worker=worker,
+                role=order.role,
+                node="node",
+                device=order.device,
+            ),
+        )
+
+    def spawn_by_hand(self, order: c.StartTenant) -> None:
+        """A tenant that the scheduler did not place."""
+        self._orders[order.tenant] = order
+        self._spawn(order)
+
+    def silence(self, duration_s: float) -> None:
+        """The node's heartbeats do not arrive for a while."""
+        self._silent_until_s = self.now_s + duration_s
+
+    def kill(self, process: Process) -> None:
+        """A crash; the node sees it (perhaps after the next start) and restarts it."""
+        process.alive = False
+        order = process.order
+        exited = e.WorkerExited(
+            id=self.new_id("exited"),
+            pipeline=order.pipeline,
+            worker=process.worker,
+            exit_code=-9,
+            reason="killed",
+        )
+        self.later(self.random.uniform(0.0, 0.8), lambda: self.publish(exited))
+        self.later(0.4, lambda: self._spawn(order))
+
+    def _tick(self) -> None:
+        self.publish(e.Tick(id=self.new_id("tick")))
+
+    def _heartbeat(self) -> None:
+        if self.now_s >= self._silent_until_s:
+            node = Worker(id="node", boot=self._node_boot)
+            self.publish(e.Heartbeat(id=self.new_id("heartbeat"), node=node))
+
+    def _harm(self) -> None:
+        for process in list(self.processes.values()):
+            if process.alive and self.chance(self.faults.kill_per_s):
+                self.kill(process)
+        if self.chance(self.faults.silence_per_s):
+            self.silence(20.0)
+        if self.chance(self.faults.node_restart_per_s):
+            for process in self.processes.values():
+                process.alive = False
+            self.processes, self._orders = {}, {}
+            self._node_boot = f"n{next(self._counter)}"
+            self._start_node()
+
+    def _inventories(self) -> None:
+        for process in list(self.processes.values()):
+            if process.order.role == "rollout":
+                held = tuple(e.Held(name, epoch) for name, epoch in process.held.items())
+                self.say(
+                    process,
+                    e.Inventory(
+                        id=self.new_id("inventory"),
+                        pipeline=process.order.pipeline,
+                        worker=process.worker,
+                        held=held,
+                    ),
+                )
