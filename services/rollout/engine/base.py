@@ -25,6 +25,8 @@ class SequenceStart(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     """Any 64 bits; the draw of a token depends on (seed, position in the sequence) only."""
     prompt: tuple[int, ...]
+    max_new_tokens: int | None = None
+    """Ends before the engine's own limit; None = at that."""
     tokens: tuple[int, ...] = ()
     """Generated so far, [T]."""
     logprobs: tuple[float, ...] = ()

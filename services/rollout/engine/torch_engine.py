@@ -230,7 +230,8 @@ class TorchEngine:
 
     def _running(self, start: SequenceStart) -> Running:
         loaded = self._ready()
-        limit = len(start.prompt) + self._sampling.max_new_tokens
+        num_new_tokens = start.max_new_tokens or self._sampling.max_new_tokens
+        limit = len(start.prompt) + num_new_tokens
         return Running(
             start,
             prefix_version=loaded.version,
