@@ -1,5 +1,5 @@
 """The example learns, on any seed, and only from its rewards. These are whole runs of the example that
-`make run` trains: minutes each."""
+`make run` trains: minutes each (`make test-learning`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.live_run import LiveRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(2400)]
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sort-digits.toml"
 RUN_TIMEOUT_S = 600.0

@@ -27,7 +27,7 @@ SPAN_TOKENS = 32
 """Attention spans are rounded up to this: shapes repeat, and kernels like widths of whole vectors."""
 PREFILL_TOKENS = 8192
 """Padded tokens of one prefill forward: bounds its memory."""
-TAIL_SEQUENCES = {"cpu": 2, "cuda": 128}
+TAIL_SEQUENCES = {"cpu": 8, "cuda": 128}
 """Decoding is a tail at or below this many sequences, where a step costs at most 1.2 times that of
 one sequence. CPU: measured with the example's model (docs/rollout.md); CUDA: the paper's figure."""
 

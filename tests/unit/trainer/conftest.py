@@ -28,7 +28,7 @@ TINY = InitModelConfig(
 ALPHABET = "0123456789="
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def gang() -> Iterator[Gang]:
     """One rank on the CPU; a process can have one gang."""
     yield join_gang(torch.device("cpu"))
