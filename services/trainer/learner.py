@@ -29,7 +29,6 @@ from services.trainer.parallel import (
     full,
     full_state,
     join_gang,
-    leave_gang,
     load_full_state,
     placed_like,
     shard,
@@ -177,10 +176,6 @@ class Learner:
             checkpoint.commit(path)
             checkpoint.prune(self._run_folder, keep_last=self._config.trainer.checkpoint.keep_last)
         return path
-
-    def close(self) -> None:
-        """Leave the gang."""
-        leave_gang()
 
     # --- Models -----------------------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+STOP_TIMEOUT_S = 3.0
+"""Below the grace that a node gives before it kills."""
+
 
 class StoppedError(Exception):
     """The process was told to end; raised inside the work at its next check."""
@@ -31,7 +34,12 @@ class TorchThread:
         if self._stopped.is_set():
             raise StoppedError
 
-    def stop(self) -> None:
-        """Take no more work and end the running one; does not wait."""
+    async def stop(self, last: Callable[[], None]) -> None:
+        """End the running work at its next check, do `last` in the thread, take no more work; waits
+        for this for a few seconds at most."""
+        if self._stopped.is_set():
+            return
         self._stopped.set()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        ending = asyncio.wrap_future(self._executor.submit(last))
+        self._executor.shutdown(wait=False)
+        await asyncio.wait([ending], timeout=STOP_TIMEOUT_S)

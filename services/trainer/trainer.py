@@ -34,6 +34,7 @@ from services.run import Context, RefusedError
 from services.trainer.batch import Sample, load_samples, permute_rewards
 from services.trainer.learner import Learner
 from services.trainer.metrics import batch_metrics
+from services.trainer.parallel import leave_gang
 from services.trainer.recorder import MetricsLine, Recorder
 from services.trainer.spans import Spans
 from services.trainer.step import NotFiniteError
@@ -140,8 +141,8 @@ class Trainer:
             await self._publish_spans()
 
     async def close(self) -> None:
-        """End the running work at its next check."""
-        self._thread.stop()
+        """End the running work at its next check, and leave the gang."""
+        await self._thread.stop(leave_gang)
 
     # --- Commands ---------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from services.trainer import checkpoint
 from services.trainer.batch import Sample
 from services.trainer.export import export
 from services.trainer.learner import Learner
-from services.trainer.parallel import full_state
+from services.trainer.parallel import full_state, leave_gang
 from services.trainer.spans import Spans
 
 
@@ -48,7 +48,7 @@ def started(
         learner.start()
         yield learner
     finally:
-        learner.close()
+        leave_gang()
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:
