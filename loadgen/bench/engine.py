@@ -117,7 +117,7 @@ def main() -> None:
     )
     say(f"{NUM_SEQUENCES} sequences, {num_tokens} tokens, {model.num_parameters()} parameters")
     run_engine(engine, workload)
-    batch_size = min(BASELINE_BATCHES, key=lambda size: run_generate(model, workload, size))
+    batch_size = _fastest_batch(model, workload)
     say(f"baseline: generate with batch {batch_size}, the fastest of {BASELINE_BATCHES}")
     engine_s, baseline_s = _pairs(engine, model, workload, batch_size)
     pairs = [theirs / ours for ours, theirs in zip(engine_s, baseline_s, strict=True)]
@@ -131,6 +131,16 @@ def main() -> None:
     }
     print(json.dumps(result))
     sys.stdout.flush()
+
+
+def _fastest_batch(model: Any, workload: Workload) -> int:
+    """Twice each and the better one counts: on a busy machine one run picks the wrong size, which
+    would flatter the engine."""
+    best_s = {
+        size: min(run_generate(model, workload, size) for _ in range(2))
+        for size in BASELINE_BATCHES
+    }
+    return min(best_s, key=lambda size: best_s[size])
 
 
 def _pairs(

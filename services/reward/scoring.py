@@ -93,7 +93,8 @@ class Scorer:
                 if time.monotonic() > ends_s:
                     await self._kill()  # it goes on with samples that are given up
                     break
-                payload = await asyncio.wait_for(_receive(child), self._sample_deadline_s)
+                async with asyncio.timeout(self._sample_deadline_s):
+                    payload = await _receive(child)
                 results.append(msgspec.msgpack.decode(payload, type=Result))
         except TimeoutError:
             await self._kill()
@@ -120,7 +121,8 @@ class Scorer:
         )
         assert child.stdin is not None
         child.stdin.write(_frame(msgspec.msgpack.encode(self._setup)))
-        await asyncio.wait_for(_receive(child), START_DEADLINE_S)
+        async with asyncio.timeout(START_DEADLINE_S):
+            await _receive(child)
         return child
 
     async def _kill(self) -> None:

@@ -11,6 +11,7 @@ from bus_samples import an_event, until
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import NatsBus, connect
+from jigsawrl.bus.connection import cancellation_kept
 from jigsawrl.bus.server import EmbeddedServer
 
 
@@ -132,3 +133,18 @@ async def test_dropped_messages_raise_the_alarm(bus, caplog):
         await link.client.publish("slow", b"x")
     await until(lambda: bus.connection.num_slow_consumers > 0)
     assert "messages on slow were dropped" in caplog.text
+
+
+async def test_a_cancellation_that_arrives_together_with_the_answer_is_not_lost() -> None:
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def wait_for_it() -> str:
+        with cancellation_kept():
+            return await asyncio.wait_for(answer, 10)
+
+    waiting = asyncio.create_task(wait_for_it())
+    await asyncio.sleep(0)
+    answer.set_result("stored")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

@@ -17,7 +17,14 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from jigsawrl.bus.base import BusError, CommandHandler
-from jigsawrl.bus.connection import RETRYABLE, Backoff, BusClosedError, Connection, log
+from jigsawrl.bus.connection import (
+    RETRYABLE,
+    Backoff,
+    BusClosedError,
+    Connection,
+    cancellation_kept,
+    log,
+)
 from jigsawrl.bus.dead_letters import DeadLetters
 from jigsawrl.bus.handling import outcome
 from jigsawrl.bus.pulling import Puller, PullLostError, delivery_of
@@ -207,5 +214,5 @@ class CommandLoop:
 
 
 async def _ack(message: Msg) -> None:
-    with contextlib.suppress(*RETRYABLE, nats.errors.Error):
+    with contextlib.suppress(*RETRYABLE, nats.errors.Error), cancellation_kept():
         await message.ack_sync(timeout=ACK_TIMEOUT_S)

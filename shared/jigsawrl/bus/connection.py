@@ -140,12 +140,13 @@ class Connection:
     async def attempt(self, timeout_s: float) -> AsyncIterator[Link]:
         """One try of something, ended by TimeoutError after `timeout_s` or when the link is lost."""
         link = await self.ready()
-        async with asyncio.timeout(timeout_s) as scope:
-            self._scopes.add(scope)
-            try:
-                yield link
-            finally:
-                self._scopes.discard(scope)
+        with cancellation_kept():
+            async with asyncio.timeout(timeout_s) as scope:
+                self._scopes.add(scope)
+                try:
+                    yield link
+                finally:
+                    self._scopes.discard(scope)
 
     async def call(
         self, what: str, ask: Callable[[JetStreamContext], Awaitable[T]], *, deadline_s: float = 0
@@ -246,8 +247,9 @@ class Connection:
     async def _check_round_trip(self, client: Client) -> None:
         # Not flush(): with a dead reading task it returns without having heard from the server.
         try:
-            async with asyncio.timeout(ROUND_TRIP_TIMEOUT_S + 1):
-                await client.rtt(timeout=ROUND_TRIP_TIMEOUT_S)
+            with cancellation_kept():
+                async with asyncio.timeout(ROUND_TRIP_TIMEOUT_S + 1):
+                    await client.rtt(timeout=ROUND_TRIP_TIMEOUT_S)
         except (*RETRYABLE, nats.errors.Error):
             if client.is_connected:
                 log.warning("server %s is silent: reconnecting", self.url)
@@ -282,6 +284,23 @@ class Connection:
             log.error("messages on %s were dropped: this program reads too slowly", error.subject)
         else:
             log.debug("connection: %s", describe(error))
+
+
+@contextlib.contextmanager
+def cancellation_kept() -> Iterator[None]:
+    """Around every wait inside nats-py: a cancellation that arrives in it takes effect at its end.
+
+    nats-py waits by `asyncio.wait_for`, which before Python 3.12 drops a cancellation that arrives
+    together with the answer (python/cpython#86296): a service told to stop while it stores would
+    never end."""
+    task = asyncio.current_task()
+    assert task is not None
+    num_before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > num_before:
+            raise asyncio.CancelledError
 
 
 async def _discard(client: Client) -> None:
