@@ -6,7 +6,6 @@ loopback interface only."""
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -52,16 +51,15 @@ def join_gang(
     meeting: Path | None = None,
 ) -> Gang:
     """Start the process group. `meeting` is a file that all ranks name and that does not exist yet;
-    a gang of one makes its own."""
+    a gang of one needs none."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     assert meeting is not None or num_ranks == 1
-    if meeting is None:
-        meeting = Path(tempfile.mkdtemp(prefix="jigsaw-gang-")) / "meeting"
+    store = HashStore() if meeting is None else FileStore(str(meeting), num_ranks)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=FileStore(str(meeting), num_ranks),
+        store=store,
         rank=rank,
         world_size=num_ranks,
     )

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from jigsawrl.algorithms.logprobs import Filter
 from jigsawrl.config import GRPOConfig, InitModelConfig, KLConfig
 from jigsawrl.models.init import build_model
 from jigsawrl.models.tokenizer import build_tokenizer
 from services.trainer.batch import Sample
-from services.trainer.parallel import full_state, join_gang, leave_gang, shard
+from services.trainer.parallel import Gang, full_state, join_gang, leave_gang, shard
 from services.trainer.spans import Spans
 from services.trainer.step import Step, StepSettings
 
@@ -37,10 +38,8 @@ def sample(index: int) -> Sample:
     )
 
 
-def main(rank: int, num_ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    device = torch.device("cpu")
-    gang = join_gang(device, rank=rank, num_ranks=num_ranks, meeting=folder / "meeting")
+def train(gang: Gang) -> dict[str, torch.Tensor]:
+    """Weights after the two updates of one step."""
     policy, reference = (
         shard(
             build_model(SHAPE, build_tokenizer("0123456789="), seed=seed).double().eval(),
@@ -67,9 +66,16 @@ def main(rank: int, num_ranks: int, folder: Path) -> None:
         spans=Spans(),
     )
     step.train(torch.optim.SGD(policy.parameters(), lr=0.1))
-    state = full_state(policy)
+    return full_state(policy)
+
+
+def main(rank: int, num_ranks: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    gang = join_gang(device, rank=rank, num_ranks=num_ranks, meeting=folder / "meeting")
+    state = train(gang)
     if rank == 0:
-        torch.save(state, folder / "weights.pt")
+        save_file(state, folder / "weights.safetensors")
     leave_gang()
 
 
