@@ -1,6 +1,6 @@
 """Calls a service's handler so that its failure is a value.
 
-Used by `commands` and `requests`. Here stands the one ``except Exception`` of the system: whatever a
+Used by `commands` and `requests`. Here stands the one ``except Exception`` of the bus: whatever a
 handler raises, the message is counted and repeated or refused, and the service lives on.
 """
 
