@@ -1,5 +1,5 @@
 # make run: train the example on this machine. make test: all checks but the slow ones.
-.PHONY: run test test-slow test-learning test-trial lint install clean
+.PHONY: run test test-slow test-learning lint install clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -30,10 +30,7 @@ test: lint
 	$(PY) -m pytest -m "not slow and not learning and not gpu"
 
 test-slow: install
-	$(PY) -m pytest -m "slow and not trial and not gpu"
-
-test-trial: install
-	$(PY) -m pytest -m "trial and not gpu"
+	$(PY) -m pytest -m "slow and not gpu"
 
 test-learning: install
 	$(PY) -m pytest -m "learning and not gpu"

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import os
-import signal
 import sys
 import uuid
 from collections.abc import Callable
@@ -22,16 +20,21 @@ from typing import Any, Protocol
 import structlog
 import uvloop
 
-from jigsawrl.bus.base import Bus
+from jigsawrl.bus.base import Bus, RecordGoneError
 from jigsawrl.bus.client import connect
 from jigsawrl.config import PipelineConfig, decode_config
 from jigsawrl.contract.commands import Command, Configure
 from jigsawrl.contract.events import WorkerReady, WorkerRefused, WorkerStarted
-from jigsawrl.contract.message import Role, Worker, message_id
+from jigsawrl.contract.message import Ref, Role, Worker, message_id
+from jigsawrl.contract.records import Record
 from jigsawrl.contract.requests import Activity
 from jigsawrl.observe import configure_logging
+from services.stopping import until_told_to_stop
 
 log = structlog.get_logger()
+
+NUM_RECORDS = 16
+"""Records that one tenant loads or stores at once; the broker's acks are waited for together."""
 
 EXIT_REFUSED = 3
 """Exit status of a tenant whose configuration can't work: the node does not restart it."""
@@ -55,6 +58,20 @@ class Context:
         self.device = device
         """``node/cpu0``; None for tenants without one."""
         self._counter = itertools.count()
+        self._records = asyncio.Semaphore(NUM_RECORDS)
+
+    async def store(self, record: Record) -> Ref:
+        """`Bus.store`, some at once."""
+        async with self._records:
+            return await self.bus.store(record)
+
+    async def load(self, ref: Ref) -> Any:
+        """`Bus.load`, some at once; None for a record that is no longer stored."""
+        async with self._records:
+            try:
+                return await self.bus.load(ref)
+            except RecordGoneError:
+                return None
 
     def new_id(self, tag: str) -> str:
         """An id for a message of this boot."""
@@ -237,13 +254,8 @@ async def _main(
     )
     tenant = make(context)
     life = Life(context, tenant, node=arguments.node)
-    living = asyncio.ensure_future(life.live())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, living.cancel)
     try:
-        with contextlib.suppress(asyncio.CancelledError):
-            await living
+        await until_told_to_stop(life.live())
     finally:
         await tenant.close()
         await bus.close()

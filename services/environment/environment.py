@@ -23,8 +23,6 @@ from services.run import Context, RefusedError
 
 log = structlog.get_logger()
 
-NUM_STORES = 16
-"""Records stored at once; the broker's acks are waited for together."""
 GENERATOR_ERRORS = (ValueError, ArithmeticError, LookupError, TypeError, AssertionError)
 """What a generator raises when it can't make one problem: that group fails, the others go on. Raised
 further, it would cost the whole command, which would be given again for ever."""
@@ -40,7 +38,6 @@ class Environment:
         self._context = context
         self._task: Task | None = None
         self._tokenizer: Any = None
-        self._stores = asyncio.Semaphore(NUM_STORES)
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Build the task and the tokenizer."""
@@ -80,26 +77,25 @@ class Environment:
 
     async def _make(self, order: GroupOrder) -> GroupMade | GroupFailure:
         assert self._task is not None
-        async with self._stores:
-            try:
-                problem = await asyncio.to_thread(self._task.train, order.cursor)
-                tokens = encode(self._tokenizer, problem.prompt)
-            except GENERATOR_ERRORS as error:
-                return _failure(order, error)
-            record = GroupRecord(
-                id=message_id(GroupRecord.tag(), order.group, order.epoch),
-                pipeline=self._context.pipeline,
-                group=order.group,
-                epoch=order.epoch,
-                cursor=order.cursor,
-                prompt_tokens=Array.of("int32", tokens),
-                prompt_text=problem.prompt,
-                problem=problem.fields,
-            )
-            try:
-                ref = await self._context.bus.store(record)
-            except MessageTooLargeError as error:
-                return _failure(order, error)
+        try:
+            problem = await asyncio.to_thread(self._task.train, order.cursor)
+            tokens = encode(self._tokenizer, problem.prompt)
+        except GENERATOR_ERRORS as error:
+            return _failure(order, error)
+        record = GroupRecord(
+            id=message_id(GroupRecord.tag(), order.group, order.epoch),
+            pipeline=self._context.pipeline,
+            group=order.group,
+            epoch=order.epoch,
+            cursor=order.cursor,
+            prompt_tokens=Array.of("int32", tokens),
+            prompt_text=problem.prompt,
+            problem=problem.fields,
+        )
+        try:
+            ref = await self._context.store(record)
+        except MessageTooLargeError as error:
+            return _failure(order, error)
         return GroupMade(
             group=order.group, epoch=order.epoch, ref=ref, num_prompt_tokens=len(tokens)
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 import sys
 import uuid
 from pathlib import Path
@@ -18,6 +17,11 @@ from jigsawrl.contract.streams import check_name
 from jigsawrl.observe import configure_logging
 from services.node.devices import discover
 from services.node.node import Node
+from services.stopping import until_told_to_stop
+
+STOP_DEADLINE_S = 4.8
+"""Longer than a tenant is given between SIGTERM and SIGKILL."""
+GOODBYE_DEADLINE_S = 4.5
 
 
 def main() -> int:
@@ -49,16 +53,12 @@ def main() -> int:
             state_folder=arguments.state_dir,
             run_folder=arguments.run_folder,
         )
-        living = asyncio.ensure_future(node.live())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, living.cancel)
         try:
-            with contextlib.suppress(asyncio.CancelledError):
-                await living
+            await until_told_to_stop(node.live(), deadline_s=STOP_DEADLINE_S)
         finally:
             # Tenants are stopped even where the bus is away: the goodbye alone has a deadline.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(node.stop("told to stop"), 4.8)
+                await asyncio.wait_for(node.stop("told to stop"), GOODBYE_DEADLINE_S)
             await bus.close()
 
     uvloop.run(serve())

@@ -116,6 +116,12 @@ class Node:
     async def _start(self, command: StartTenant) -> None:
         if command.tenant in self._tenants:
             return
+        if command.device is not None and command.device not in self._devices:
+            worker = Worker(id=command.tenant, boot=f"{self._identity.boot}-none")
+            known = ", ".join(sorted(self._devices))
+            reason = f"node {self._identity.id} has no device {command.device}, only {known}"
+            await self._failed(command.pipeline, worker, reason)
+            return
         if command.tenant in self._ending:  # two processes of one name must not meet
             await asyncio.wait([self._ending[command.tenant]])
         log.info("starting", tenant=command.tenant, device=command.device)

@@ -9,23 +9,17 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from jigsawrl.contract.message import Worker
-from jigsawrl.processes import die_with_parent
+from jigsawrl.processes import MAX_FAILURES, Restarts, die_with_parent
 from services.node.leftovers import Leftovers
 from services.run import EXIT_REFUSED
 
-FIRST_BACKOFF_S = 0.2
-MAX_BACKOFF_S = 5.0
-MAX_FAILURES = 5
-FAILURE_WINDOW_S = 60.0
 STOP_GRACE_S = 4.0
 """Between SIGTERM and SIGKILL; a node must be gone 5 s after its own SIGTERM."""
 
@@ -76,28 +70,24 @@ class TenantProcess:
             await self._task
 
     async def _keep_running(self) -> None:
-        failures: deque[float] = deque()
-        backoff_s = FIRST_BACKOFF_S
+        restarts = Restarts()
         while not self._stopping:
             boot = uuid.uuid4().hex[:12]
             worker = Worker(id=self._command.tenant, boot=boot)
+            restarts.started()
             exit_code = await self._run_once(boot)
             if self._stopping:
                 return
             reason = self._reason(exit_code)
-            now = time.monotonic()
-            failures.append(now)
-            while now - failures[0] > FAILURE_WINDOW_S:
-                failures.popleft()
             if exit_code == EXIT_REFUSED:
                 await self._on_failure(worker, reason)
                 return
-            if len(failures) >= MAX_FAILURES:
-                await self._on_failure(worker, f"{MAX_FAILURES} failures in a minute: {reason}")
+            pause_s = restarts.pause_s()
+            if pause_s is None:
+                await self._on_failure(worker, f"{MAX_FAILURES} failures in a row: {reason}")
                 return
             await self._on_exit(worker, exit_code, reason)
-            backoff_s = FIRST_BACKOFF_S if len(failures) == 1 else min(backoff_s * 2, MAX_BACKOFF_S)
-            await asyncio.sleep(backoff_s)
+            await asyncio.sleep(pause_s)
 
     async def _run_once(self, boot: str) -> int:
         command = self._command

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from jigsawrl.bus.base import MessageTooLargeError, RecordGoneError
+from jigsawrl.bus.base import MessageTooLargeError
 from jigsawrl.config import PipelineConfig
 from jigsawrl.contract.commands import Command, Configure, ScoreOrder, ScoreSequences
 from jigsawrl.contract.events import SequenceFailure, SequenceReward, SequencesRewarded
@@ -23,8 +23,6 @@ from services.run import Context, RefusedError
 
 log = structlog.get_logger()
 
-NUM_LOADS = 16
-"""Records loaded or stored at once."""
 COMMAND_DEADLINE_S = 20.0
 """Scores of one command, waiting included; with the last sample's deadline well under the 30 s after
 which the scheduler takes orders back: where many answers are degenerate the rest fails with a reason,
@@ -42,7 +40,6 @@ class Reward:
         self._tokenizer: Any = None
         self._training: Scorer | None = None
         self._evaluation: Scorer | None = None
-        self._loads = asyncio.Semaphore(NUM_LOADS)
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Load the tokenizer and start the scorers on first use."""
@@ -89,7 +86,7 @@ class Reward:
         prompts: dict[Ref, asyncio.Task[GroupRecord]] = {}
         async with asyncio.TaskGroup() as group:
             for ref in {order.group for order in orders}:
-                prompts[ref] = group.create_task(self._get(ref))
+                prompts[ref] = group.create_task(self._context.load(ref))
             records = [group.create_task(self._sample(order, prompts)) for order in orders]
         return [record.result() for record in records]
 
@@ -97,18 +94,11 @@ class Reward:
         self, order: ScoreOrder, prompts: dict[Ref, asyncio.Task[Any]]
     ) -> Sample | str:
         """The answer to score, or why it can't be."""
-        prompt, record = await prompts[order.group], await self._get(order.record)
+        prompt, record = await prompts[order.group], await self._context.load(order.record)
         if not isinstance(prompt, GroupRecord) or not isinstance(record, SequenceRecord):
             return "its record is no longer stored, or is of another kind"
         tokens = record.tokens.tolist()[record.num_prompt_tokens :]
         return Sample(prompt.problem, decode(self._tokenizer, tokens))
-
-    async def _get(self, ref: Ref) -> Any:
-        async with self._loads:
-            try:
-                return await self._context.bus.load(ref)
-            except RecordGoneError:
-                return None
 
     async def _store(
         self, order: ScoreOrder, sample: Sample | str, result: Result
@@ -128,8 +118,7 @@ class Reward:
             response_text=sample.response,
         )
         try:
-            async with self._loads:
-                ref = await self._context.bus.store(record)
+            ref = await self._context.store(record)
         except MessageTooLargeError as error:
             return SequenceFailure(
                 sequence=order.sequence, epoch=order.epoch, reason=f"reward: {error}"

@@ -12,14 +12,16 @@ def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) ->
     evaluation. Raises `RefusedError` where the device isn't usable."""
     import torch
 
+    from jigsawrl.models.device import choose_device
     from jigsawrl.models.loading import DTYPES
     from services.rollout.engine.sampling import Sampling
     from services.rollout.engine.torch_engine import TorchEngine
 
     torch.set_num_threads(1)  # tenants share cores; several threads each run ten times slower
-    on_gpu = "/cuda" in device if device is not None else config.device == "cuda"
-    if on_gpu and not torch.cuda.is_available():
-        raise RefusedError(f"device {device or config.device}: torch sees no CUDA device here")
+    try:
+        torch_device = choose_device(config.device, device)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
     sampling = config.rollout.sampling
     max_running = config.rollout.engine.max_running
     if greedy and config.evaluation is not None:
@@ -33,6 +35,6 @@ def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) ->
             greedy=greedy,
         ),
         max_running=max_running,
-        device=torch.device("cuda" if on_gpu else "cpu"),
+        device=torch_device,
         dtype=DTYPES[config.rollout.engine.dtype],
     )

@@ -49,10 +49,8 @@ COALESCE_S = 0.02
 SUBSTAGES_PERIOD_S = 0.5
 PROGRESS_PERIOD_S = 3.0
 INVENTORY_PERIOD_S = 10.0
-NUM_STORES = 16
-"""Records loaded or stored at once."""
 
-Outcome = tuple[Holding, Generated | SequenceFailure]
+Outcome = tuple[Holding, Generated] | SequenceFailure
 
 
 class Rollout:
@@ -69,7 +67,6 @@ class Rollout:
         self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
         self._loaded: tuple[int, int] | None = None
         """(incarnation, version)."""
-        self._stores = asyncio.Semaphore(NUM_STORES)
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Build the engine; weights come later."""
@@ -160,10 +157,7 @@ class Rollout:
         older = [p.sequence for p in new if self._holdings.remove(p.sequence, p.epoch)]
         await self._thread.call(lambda engine: engine.drop(older))
         for placement in new:
-            group = groups[placement.group]
-            if isinstance(group, GroupRecord):
-                self._hold(placement, command.incarnation, group, partial)
-            # A prompt that is gone belongs to work that is void; the next inventory settles it.
+            self._hold(placement, command.incarnation, groups[placement.group], partial)
         await self._context.bus.publish_event(
             SequencesAccepted(
                 id=self._context.new_id(SequencesAccepted.tag()),
@@ -176,8 +170,12 @@ class Rollout:
         await self._begin()
 
     def _hold(
-        self, placement: Placement, incarnation: int, group: GroupRecord, partial: dict[Ref, Any]
+        self, placement: Placement, incarnation: int, group: Any, partial: dict[Ref, Any]
     ) -> None:
+        if not isinstance(group, GroupRecord):
+            reason = f"record {placement.group.sequence} is no longer stored, or is no prompt"
+            self._fail(placement, reason)
+            return
         resume = None if placement.resume is None else partial[placement.resume]
         start = start_of(
             placement.sequence,
@@ -198,6 +196,12 @@ class Rollout:
             )
         )
 
+    def _fail(self, one: Placement | Holding, reason: str) -> None:
+        failure = SequenceFailure(
+            sequence=one.sequence, epoch=one.epoch, reason=f"rollout: {reason}"
+        )
+        self._outcomes.put_nowait(failure)
+
     async def _begin(self) -> None:
         """Give the engine what its weights allow."""
         if self._loaded is None:
@@ -206,10 +210,7 @@ class Rollout:
         refusals = await self._thread.call(lambda engine: _add(engine, [h.start for h in ready]))
         for holding, refusal in zip(ready, refusals, strict=True):
             if refusal is not None:
-                failure = SequenceFailure(
-                    sequence=holding.sequence, epoch=holding.epoch, reason=f"rollout: {refusal}"
-                )
-                self._outcomes.put_nowait((holding, failure))
+                self._fail(holding, refusal)
 
     # --- What happened ----------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class Rollout:
             await asyncio.sleep(COALESCE_S)
             while not self._outcomes.empty():
                 outcomes.append(self._outcomes.get_nowait())
-            told = await asyncio.gather(*(self._store_outcome(*outcome) for outcome in outcomes))
+            told = await asyncio.gather(*map(self._store_outcome, outcomes))
             await self._context.bus.publish_event(
                 SequencesFinished(
                     id=self._context.new_id(SequencesFinished.tag()),
@@ -243,24 +244,23 @@ class Rollout:
                     failed=tuple(one for one in told if isinstance(one, SequenceFailure)),
                 )
             )
-            for holding, _ in outcomes:
-                self._holdings.remove(holding.sequence, holding.epoch)
+            for one in told:
+                self._holdings.remove(one.sequence, one.epoch)
 
-    async def _store_outcome(
-        self, holding: Holding, outcome: Generated | SequenceFailure
-    ) -> SequenceFinish | SequenceFailure:
+    async def _store_outcome(self, outcome: Outcome) -> SequenceFinish | SequenceFailure:
         if isinstance(outcome, SequenceFailure):
             return outcome
-        assert outcome.finish_reason is not None
-        ref = await self._store(record_of(holding, outcome, pipeline=self._context.pipeline))
+        holding, generated = outcome
+        assert generated.finish_reason is not None
+        record = record_of(holding, generated, pipeline=self._context.pipeline)
         return SequenceFinish(
             sequence=holding.sequence,
             epoch=holding.epoch,
-            ref=ref,
-            finish_reason=outcome.finish_reason,
-            num_tokens=len(outcome.tokens),
-            min_version=min(outcome.versions),
-            max_version=max(outcome.versions),
+            ref=await self._context.store(record),
+            finish_reason=generated.finish_reason,
+            num_tokens=len(generated.tokens),
+            min_version=min(generated.versions),
+            max_version=max(generated.versions),
         )
 
     async def _tell_substages(self) -> None:
@@ -297,7 +297,9 @@ class Rollout:
         holding = self._holdings.get(generated.key)
         if holding is None or not generated.tokens:
             return None
-        ref = await self._store(record_of(holding, generated, pipeline=self._context.pipeline))
+        ref = await self._context.store(
+            record_of(holding, generated, pipeline=self._context.pipeline)
+        )
         return SequenceProgress(
             sequence=holding.sequence,
             epoch=holding.epoch,
@@ -319,22 +321,11 @@ class Rollout:
 
     # --- Records ----------------------------------------------------------------------------------
 
-    async def _store(self, record: SequenceRecord) -> Ref:
-        async with self._stores:
-            return await self._context.bus.store(record)
-
     async def _get_all(self, refs: set[Ref]) -> dict[Ref, Any]:
         """The records; None for those that are gone."""
-
-        async def get(ref: Ref) -> Any:
-            async with self._stores:
-                try:
-                    return await self._context.bus.load(ref)
-                except RecordGoneError:
-                    return None
-
         ordered = list(refs)
-        return dict(zip(ordered, await asyncio.gather(*map(get, ordered)), strict=True))
+        records = await asyncio.gather(*map(self._context.load, ordered))
+        return dict(zip(ordered, records, strict=True))
 
 
 def _add(engine: Engine, starts: list[SequenceStart]) -> list[str | None]:

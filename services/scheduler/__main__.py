@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 import sys
 import uuid
@@ -19,6 +17,7 @@ from jigsawrl.bus.base import Bus, BusError
 from jigsawrl.bus.client import connect
 from jigsawrl.observe import configure_logging
 from services.scheduler.leader import DeposedError, Leader
+from services.stopping import until_told_to_stop
 
 log = structlog.get_logger()
 
@@ -45,13 +44,8 @@ async def _main(options: argparse.Namespace) -> int:
     except BusError as error:
         log.error("can't connect", error=str(error))
         return 1
-    living = asyncio.ensure_future(_live(bus, holder, options.state_dir))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, living.cancel)
     try:
-        with contextlib.suppress(asyncio.CancelledError):
-            await living
+        await until_told_to_stop(_live(bus, holder, options.state_dir))
     except BusError as error:
         log.error("can't go on", error=str(error))
         return 1

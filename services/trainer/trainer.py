@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-import torch
 
 from jigsawrl.bus.base import MessageTooLargeError, RecordGoneError
 from jigsawrl.config import PipelineConfig
@@ -30,6 +29,7 @@ from jigsawrl.contract.events import (
 )
 from jigsawrl.contract.message import Ref, Role, message_id
 from jigsawrl.contract.records import WeightManifest
+from jigsawrl.models.device import choose_device
 from services.run import Context, RefusedError
 from services.trainer.batch import Sample, load_samples, permute_rewards
 from services.trainer.learner import Learner
@@ -93,7 +93,7 @@ class Trainer:
                 config,
                 run_folder=run_folder,
                 gang_epoch=command.gang_epoch,
-                device=choose_device(config, self._context.device),
+                device=choose_device(config.device, self._context.device),
                 spans=self._spans,
                 progress=progress,
                 check_stop=self._thread.check,
@@ -299,22 +299,6 @@ class Trainer:
 
     def _id(self, tag: str, incarnation: int, version: int) -> str:
         return message_id(tag, self._context.pipeline, incarnation, version, self._gang_epoch)
-
-
-def choose_device(config: PipelineConfig, assigned: str | None) -> torch.device:
-    """The device that the node assigned (it hides all other GPUs), else the config's; raises
-    ValueError where there is no such device."""
-    if config.device == "cpu":
-        return torch.device("cpu")
-    wanted = config.device if assigned is None else assigned.rsplit("/", 1)[-1]
-    if torch.cuda.is_available() and not wanted.startswith("cpu"):
-        return torch.device("cuda", 0)
-    if wanted.startswith("cuda") or config.device == "cuda":
-        raise ValueError(
-            f"device {wanted}: torch sees no CUDA device here; set device to cpu, or start the node"
-            " on a machine with a GPU"
-        )
-    return torch.device("cpu")
 
 
 def _one_line(error: Exception) -> str:

@@ -39,14 +39,7 @@ def test_a_run_survives_the_death_of_its_scheduler_and_of_its_rollout_worker(
 
 @pytest.mark.parametrize(
     "role",
-    [
-        "environment",
-        "reward",
-        *(
-            pytest.param(role, marks=pytest.mark.trial)
-            for role in ("trainer", "evaluation", "node")
-        ),
-    ],
+    ["environment", "reward", "trainer", "evaluation", "node"],
 )
 def test_a_run_survives_the_death_of_any_other_service(tmp_path: Path, role: str) -> None:
     with LiveRun(tmp_path, "trainer.num_steps=8") as live:
@@ -55,7 +48,6 @@ def test_a_run_survives_the_death_of_any_other_service(tmp_path: Path, role: str
         assert_ended_well(live, 8)
 
 
-@pytest.mark.trial
 def test_a_run_survives_the_death_of_its_nats_server(tmp_path: Path) -> None:
     with LiveRun(tmp_path, "trainer.num_steps=8") as live:
         live.until(lambda: live.num_steps_done() >= 2)
@@ -65,7 +57,6 @@ def test_a_run_survives_the_death_of_its_nats_server(tmp_path: Path) -> None:
         assert_ended_well(live, 8)
 
 
-@pytest.mark.trial
 async def test_poison_on_the_event_stream_is_counted_and_the_run_goes_on(tmp_path: Path) -> None:
     with LiveRun(tmp_path, "trainer.num_steps=6") as live:
         live.until(lambda: live.num_steps_done() >= 1)
@@ -80,7 +71,6 @@ async def test_poison_on_the_event_stream_is_counted_and_the_run_goes_on(tmp_pat
         assert "dead letters: 2" in live.stdout
 
 
-@pytest.mark.trial
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_everything_within_five_seconds(
     tmp_path: Path, number: signal.Signals
@@ -98,7 +88,6 @@ def test_a_signal_stops_everything_within_five_seconds(
         assert f"stopped by {number.name}" in live.stderr
 
 
-@pytest.mark.trial
 def test_nothing_outlives_a_killed_command(tmp_path: Path) -> None:
     with LiveRun(tmp_path, "trainer.num_steps=1000") as live:
         live.until(lambda: live.num_steps_done() >= 1)

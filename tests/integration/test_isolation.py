@@ -35,7 +35,6 @@ def test_only_the_trainer_is_told_where_the_run_folder_is(tmp_path: Path) -> Non
         assert str(live.run_folder) in live.service("trainer").cmdline()
 
 
-@pytest.mark.trial
 @pytest.mark.skipif(not can_unshare(), reason="needs a mount namespace (root)")
 async def test_a_rollout_worker_works_where_the_run_folder_is_hidden(tmp_path: Path) -> None:
     with LiveRun(tmp_path, "trainer.num_steps=40") as live:

@@ -1,5 +1,6 @@
 """The example learns, on any seed, and only from its rewards. These are whole runs of the example that
-`make run` trains: minutes each (`make test-learning`)."""
+`make run` trains: minutes each. One seed and the cheap control run in `make test-slow`, the rest in
+`make test-learning`."""
 
 from __future__ import annotations
 
@@ -10,10 +11,8 @@ import pytest
 
 from tests.integration.live_run import LiveRun
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(2400)]
-
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sort-digits.toml"
-RUN_TIMEOUT_S = 600.0
+RUN_TIMEOUT_S = 900.0
 SEEDS = (0, 1, 2)
 
 
@@ -28,7 +27,28 @@ def accuracies(folder: Path, *overrides: str) -> tuple[float, float]:
     return result["eval_before"], result["eval_after"]
 
 
-def test_the_example_gains_a_quarter_of_all_problems_on_three_seeds(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_the_example_solves_a_fifth_more_of_the_held_out_problems(tmp_path: Path) -> None:
+    before, after = accuracies(tmp_path)
+    assert 0.35 <= before <= 0.65
+    assert after - before >= 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_a_learning_rate_of_zero_teaches_nothing(tmp_path: Path) -> None:
+    before, after = accuracies(
+        tmp_path, "trainer.optimizer.learning_rate=0", "trainer.num_steps=10", "evaluation.every=5"
+    )
+    assert abs(after - before) < 0.03
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(3000)
+def test_the_example_gains_a_quarter_of_all_problems_in_the_median_of_three_seeds(
+    tmp_path: Path,
+) -> None:
     pairs = [accuracies(tmp_path / str(seed), f"seed={seed}") for seed in SEEDS]
     gains = [after - before for before, after in pairs]
     assert all(0.35 <= before <= 0.65 for before, _ in pairs), pairs
@@ -36,13 +56,8 @@ def test_the_example_gains_a_quarter_of_all_problems_on_three_seeds(tmp_path: Pa
     assert statistics.median(gains) >= 0.25, pairs
 
 
+@pytest.mark.learning
+@pytest.mark.timeout(1000)
 def test_rewards_permuted_within_each_batch_teach_nothing(tmp_path: Path) -> None:
     before, after = accuracies(tmp_path, 'trainer.control="permuted_rewards"')
     assert after - before < 0.05
-
-
-def test_a_learning_rate_of_zero_teaches_nothing(tmp_path: Path) -> None:
-    before, after = accuracies(
-        tmp_path, "trainer.optimizer.learning_rate=0", "trainer.num_steps=10", "evaluation.every=5"
-    )
-    assert abs(after - before) < 0.03

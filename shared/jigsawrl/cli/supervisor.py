@@ -11,22 +11,11 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from jigsawrl.processes import die_with_parent
-
-FIRST_BACKOFF_S = 0.2
-"""Before the first restart; doubles with every recent failure."""
-
-MAX_BACKOFF_S = 5.0
-
-MAX_FAILURES = 5
-"""Within `FAILURE_WINDOW_S`: more is no accident."""
-
-FAILURE_WINDOW_S = 60.0
+from jigsawrl.processes import MAX_FAILURES, Restarts, die_with_parent
 
 TAIL_LINES = 12
 """Of a log, shown with the reason."""
@@ -62,23 +51,21 @@ class Child(Protocol):
 
 async def keep_alive(child: Child, *, on_notice: Callable[[str], None]) -> NoReturn:
     """Watch a started child until cancelled; raises `GaveUpError`."""
-    failures_s: list[float] = []
+    restarts = Restarts()
     while True:
         try:
             code = await child.wait()
             reason = f"{child.name} ended with {describe_exit(code)}"
             while True:
-                now_s = time.monotonic()
-                failures_s = [at for at in failures_s if now_s - at < FAILURE_WINDOW_S] + [now_s]
-                if len(failures_s) >= MAX_FAILURES:
+                pause_s = restarts.pause_s()
+                if pause_s is None:
                     raise GaveUpError(
-                        f"{reason}, for the {MAX_FAILURES}th time in a minute; see"
-                        f" {child.log_path}",
+                        f"{reason}, for the {MAX_FAILURES}th time in a row; see {child.log_path}",
                         tail=tail(child.log_path),
                     )
-                delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (len(failures_s) - 1))
                 on_notice(f"{reason}; starting it again")
-                await asyncio.sleep(delay_s)
+                await asyncio.sleep(pause_s)
+                restarts.started()
                 await child.start()
                 break
         except StartError as error:

@@ -77,7 +77,7 @@ class WorkerExited(Event, frozen=True, kw_only=True):
 
 
 class WorkerFailed(Event, frozen=True, kw_only=True):
-    """The node gave a tenant up (five failures in a minute, or a refused configuration)."""
+    """The node gave a tenant up (five failures in a row, or a refused configuration)."""
 
     worker: Worker
     reason: str

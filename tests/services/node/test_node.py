@@ -183,6 +183,17 @@ async def test_a_deposed_leader_cannot_stop_a_tenant(site: Site) -> None:
     assert process.is_running()
 
 
+async def test_a_device_that_the_node_lacks_fails_that_pipeline_with_the_ones_it_has(
+    site: Site,
+) -> None:
+    await site.start()
+    await site.tell(StartTenant, tenant=TENANT, role="environment", pipeline="p", device="n/cuda7")
+    failed = await site.next(WorkerFailed)
+    assert failed.pipeline == "p"
+    assert f"no device n/cuda7, only n/cpu{CORE}" in failed.reason
+    assert await site.start_tenant(device=f"n/cpu{CORE}")
+
+
 async def test_sigterm_stops_all_tenants_and_says_so_within_five_seconds(site: Site) -> None:
     await site.start()
     _, process = await site.start_tenant()

@@ -83,7 +83,7 @@ async def test_a_killed_tenant_comes_back_under_another_boot(tmp_path: Path) -> 
     await tenant.stop()
 
 
-async def test_five_failures_in_a_minute_give_a_tenant_up_with_its_last_words(
+async def test_five_failures_in_a_row_give_a_tenant_up_with_its_last_words(
     tmp_path: Path,
 ) -> None:
     tenant, told = start(tmp_path, "import sys; sys.exit('no weights here')")
