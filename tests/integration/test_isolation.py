@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from nats.aio.msg import Msg
 
-from jigsawrl.contract.codec import EVENTS
-from jigsawrl.contract.events import SequencesFinished
-from tests.integration.live_run import LiveRun, subscribe
+from jigsawrl.bus.client import connect
+from jigsawrl.bus.server import EmbeddedServer
+from jigsawrl.cli.config_file import load_config
+from jigsawrl.cli.pipeline_client import PipelineClient
+from jigsawrl.cli.plain_view import PlainView
+from jigsawrl.contract.requests import PipelineStatus, Status
+from tests.integration.live_run import NUM_HELD_OUT, NUM_STEPS, PIPELINE, LiveRun
 
 pytestmark = pytest.mark.slow
 
@@ -35,36 +39,72 @@ def test_only_the_trainer_is_told_where_the_run_folder_is(tmp_path: Path) -> Non
         assert str(live.run_folder) in live.service("trainer").cmdline()
 
 
-@pytest.mark.skipif(not can_unshare(), reason="needs a mount namespace (root)")
-async def test_a_rollout_worker_works_where_the_run_folder_is_hidden(tmp_path: Path) -> None:
-    with LiveRun(tmp_path, "trainer.num_steps=40") as live:
-        await asyncio.to_thread(live.until, lambda: live.num_steps_done() >= 1)
-        finished = asyncio.Event()
+@asynccontextmanager
+async def programs(
+    url: str, logs: Path
+) -> AsyncIterator[Callable[..., Awaitable[asyncio.subprocess.Process]]]:
+    """``await start(module, *arguments, hidden=FOLDER)``; all are stopped at the end, in time."""
+    started: list[asyncio.subprocess.Process] = []
 
-        async def on_event(message: Msg) -> None:
-            event = EVENTS.decode(message.data)
-            assert isinstance(event, SequencesFinished)
-            if event.worker.id == "tiny.rollout9" and event.finished:
-                finished.set()
-
-        client = await subscribe(live.url(), "jig.event.tiny.sequences_finished", on_event)
-        rollout = [sys.executable, "-m", "services.rollout", "--url", live.url()]
-        rollout += ["--pipeline", "tiny", "--worker", "tiny.rollout9"]
-        hide = f"mount -t tmpfs -o mode=000 none {shlex.quote(str(live.run_folder))}"
-        with (tmp_path / "hidden.log").open("wb") as log:
-            worker = await asyncio.create_subprocess_exec(
-                *("unshare", "-m", "sh", "-c", f"{hide} && exec {shlex.join(rollout)}"),
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+    async def start(
+        module: str, *arguments: str, hidden: Path | None = None
+    ) -> asyncio.subprocess.Process:
+        command = [sys.executable, "-m", module, "--url", url, *arguments]
+        if hidden is not None:
+            hide = f"mount -t tmpfs -o mode=000 none {shlex.quote(str(hidden))}"
+            command = ["unshare", "-m", "sh", "-c", f"{hide} && exec {shlex.join(command)}"]
+        with (logs / f"{module}-{len(started)}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
             )
-        try:
-            await asyncio.wait_for(finished.wait(), 60)
-        except TimeoutError:
-            log_text = (tmp_path / "hidden.log").read_text()
-            raise AssertionError(f"no sequence\n{log_text}\n{live.story()}") from None
-        finally:
-            await client.close()
-            worker.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(worker.wait(), 10)
-        assert await asyncio.to_thread(live.wait) == 0, live.story()
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in reversed(started):
+            if process.returncode is None:
+                process.terminate()
+        async with asyncio.timeout(15):
+            await asyncio.gather(*(process.wait() for process in started))
+
+
+async def until(client: PipelineClient, condition: Callable[[Status], bool]) -> None:
+    """Wait for something to be true of the status."""
+    async with asyncio.timeout(60):
+        while client.status is None or not condition(client.status):
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.skipif(not can_unshare(), reason="needs a mount namespace (root)")
+async def test_rollout_and_evaluation_work_where_the_run_folder_is_hidden(
+    own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    run_folder, logs = tmp_path / "run", tmp_path / "logs"
+    run_folder.mkdir()
+    logs.mkdir()
+    (tmp_path / "pipeline.toml").write_text(PIPELINE)
+    config = load_config(tmp_path / "pipeline.toml")
+    bus = await connect(own_server.url, name="test")
+    async with programs(own_server.url, logs) as start:
+        await start("services.scheduler", "--state-dir", str(tmp_path / "scheduler"))
+        client = PipelineClient(bus, config, PlainView(lambda line: None), run_id="run")
+        running = asyncio.create_task(client.run())
+        # No node yet, so the pipeline waits; whoever joins now stands in for a tenant of its role.
+        await until(client, lambda status: bool(status.pipelines))
+        for role in ("rollout", "evaluation"):
+            arguments = ["--pipeline", "tiny", "--worker", f"tiny.{role}9", "--role", role]
+            await start("services.rollout", *arguments, hidden=run_folder)
+        await until(client, lambda status: len(status.pipelines[0].workers) == 2)
+        state = ["--state-dir", str(tmp_path / "node"), "--run-folder", str(run_folder)]
+        await start("services.node", *state)
+        async with asyncio.timeout(120):
+            pipeline: PipelineStatus = await running
+        assert pipeline.state == "finished", pipeline.failure
+        assert pipeline.version == NUM_STEPS
+        assert len(pipeline.evaluations) == NUM_STEPS + 1
+        assert all(one.num_problems == NUM_HELD_OUT for one in pipeline.evaluations)
+        tenants = {path.stem for path in (tmp_path / "node" / "logs").glob("*.log")}
+        assert tenants == {"tiny.trainer0", "tiny.environment0", "tiny.reward0"}
+    await bus.close()
