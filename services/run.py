@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import structlog
-import uvloop
 
 from jigsawrl.bus.base import Bus, RecordGoneError
 from jigsawrl.bus.client import connect
@@ -29,12 +28,15 @@ from jigsawrl.contract.message import Ref, Role, Worker, message_id
 from jigsawrl.contract.records import Record
 from jigsawrl.contract.requests import Activity
 from jigsawrl.observe import configure_logging
-from services.stopping import until_told_to_stop
+from services.stopping import run_program, until_told_to_stop
 
 log = structlog.get_logger()
 
 NUM_RECORDS = 16
 """Records that one tenant loads or stores at once; the broker's acks are waited for together."""
+
+CONNECT_TIMEOUT_S = 60.0
+"""A server that restarts on a large store may need a while; meanwhile no start counts as failed."""
 
 EXIT_REFUSED = 3
 """Exit status of a tenant whose configuration can't work: the node does not restart it."""
@@ -237,14 +239,16 @@ def main(make: Callable[[Context], Tenant], arguments: argparse.Namespace, *, ro
     """Run one tenant process to its end and exit with its status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     configure_logging(service=role)
-    sys.exit(uvloop.run(_main(make, arguments, role=role)))
+    sys.exit(run_program(_main(make, arguments, role=role)))
 
 
 async def _main(
     make: Callable[[Context], Tenant], arguments: argparse.Namespace, *, role: str
 ) -> int:
     worker_id = arguments.worker or f"{arguments.pipeline}.{role}-{uuid.uuid4().hex[:6]}"
-    bus = await connect(arguments.url, name=worker_id, prefix=arguments.prefix)
+    bus = await connect(
+        arguments.url, name=worker_id, prefix=arguments.prefix, timeout_s=CONNECT_TIMEOUT_S
+    )
     context = Context(
         bus=bus,
         worker=Worker(id=worker_id, boot=arguments.boot),

@@ -6,11 +6,37 @@ import asyncio
 import contextlib
 import faulthandler
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+
+import structlog
+import uvloop
+
+from jigsawrl.bus.base import BusError
+
+log = structlog.get_logger()
 
 STOP_DEADLINE_S = 3.8
 """From the signal to the end of the process. Nested in the 4 s after which the node kills a tenant, so
 that the stacks of one that hangs get into its log; whoever stops a run is promised 5 s."""
+
+
+def run_program(life: Coroutine[None, None, int]) -> int:
+    """The exit status of a service: that of `life`, or 1 after one line for people where the bus can't
+    be reached or can't go on."""
+    status = 1
+    try:
+        status = uvloop.run(life)
+    except* BusError as errors:
+        log.error("can't go on", error="; ".join(map(str, _leaves(errors))))
+    return status
+
+
+def _leaves(group: BaseExceptionGroup[BusError]) -> Iterator[BusError]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 async def until_told_to_stop(

@@ -9,15 +9,14 @@ import sys
 import uuid
 from pathlib import Path
 
-import uvloop
-
 from jigsawrl.bus.client import connect
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.streams import check_name
 from jigsawrl.observe import configure_logging
 from services.node.devices import discover
 from services.node.node import Node
-from services.stopping import until_told_to_stop
+from services.run import CONNECT_TIMEOUT_S
+from services.stopping import run_program, until_told_to_stop
 
 STOP_DEADLINE_S = 4.8
 """Longer than a tenant is given between SIGTERM and SIGKILL."""
@@ -43,8 +42,10 @@ def main() -> int:
         return 2
     identity = Worker(id=arguments.node, boot=uuid.uuid4().hex[:12])
 
-    async def serve() -> None:
-        bus = await connect(arguments.url, name=arguments.node, prefix=arguments.prefix)
+    async def serve() -> int:
+        bus = await connect(
+            arguments.url, name=arguments.node, prefix=arguments.prefix, timeout_s=CONNECT_TIMEOUT_S
+        )
         node = Node(
             bus,
             identity,
@@ -60,9 +61,9 @@ def main() -> int:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(node.stop("told to stop"), GOODBYE_DEADLINE_S)
             await bus.close()
+        return 0
 
-    uvloop.run(serve())
-    return 0
+    return run_program(serve())
 
 
 if __name__ == "__main__":

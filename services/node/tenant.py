@@ -52,7 +52,7 @@ class TenantProcess:
         self._on_failure = on_failure
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
-        self._task = asyncio.create_task(self._keep_running())
+        self._task = asyncio.create_task(self._supervise())
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL for the whole process group; returns when it is gone."""
@@ -68,6 +68,15 @@ class TenantProcess:
                 _signal_group(process.pid, signal.SIGKILL)
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+
+    async def _supervise(self) -> None:
+        """A machine that can't start or watch the process (no memory, a full disk) fails the tenant:
+        a supervisor that ends in silence would leave its pipeline waiting for ever."""
+        try:
+            await self._keep_running()
+        except OSError as error:
+            worker = Worker(id=self._command.tenant, boot=uuid.uuid4().hex[:12])
+            await self._on_failure(worker, f"{self._command.tenant} can't be run here: {error}")
 
     async def _keep_running(self) -> None:
         restarts = Restarts()
@@ -104,8 +113,8 @@ class TenantProcess:
                 preexec_fn=die_with_parent(command.cores),
             )
         pid = self._process.pid
-        self._leftovers.add(pid)
         try:
+            self._leftovers.add(pid)
             return await self._process.wait()
         finally:
             # Children of the tenant (scorers, data loaders) must not outlive it.

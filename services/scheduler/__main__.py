@@ -11,13 +11,12 @@ import uuid
 from pathlib import Path
 
 import structlog
-import uvloop
 
-from jigsawrl.bus.base import Bus, BusError
+from jigsawrl.bus.base import Bus
 from jigsawrl.bus.client import connect
 from jigsawrl.observe import configure_logging
 from services.scheduler.leader import DeposedError, Leader
-from services.stopping import until_told_to_stop
+from services.stopping import run_program, until_told_to_stop
 
 log = structlog.get_logger()
 
@@ -34,21 +33,14 @@ def main() -> None:
     arguments.add_argument("--prefix", default="jig", help="first token of all subjects")
     options = arguments.parse_args()
     configure_logging(service="scheduler")
-    sys.exit(uvloop.run(_main(options)))
+    sys.exit(run_program(_main(options)))
 
 
 async def _main(options: argparse.Namespace) -> int:
     holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    try:
-        bus = await connect(options.url, name=f"scheduler {holder}", prefix=options.prefix)
-    except BusError as error:
-        log.error("can't connect", error=str(error))
-        return 1
+    bus = await connect(options.url, name=f"scheduler {holder}", prefix=options.prefix)
     try:
         await until_told_to_stop(_live(bus, holder, options.state_dir))
-    except BusError as error:
-        log.error("can't go on", error=str(error))
-        return 1
     finally:
         await bus.close()
     return 0

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+import uuid
 from pathlib import Path
 
 import msgspec
@@ -57,6 +58,9 @@ class Leader:
         self._bus = bus
         self._snapshot_events = snapshot_events
         self._holder = holder
+        self._term = f"{holder}-{uuid.uuid4().hex[:8]}"
+        """Part of the ids of what it publishes: a process may lead twice within the time in which the
+        server takes a repeated id for a repeated message."""
         self._segments = folder / "events"
         self._entries: list[Entry] = []
         """Folded, not yet in a segment file."""
@@ -70,19 +74,21 @@ class Leader:
         self._saving: asyncio.Task[None] | None = None
 
     async def lead(self) -> None:
-        """Raises `DeposedError`."""
+        """Raises `DeposedError`, or `BusError` where the bus can't go on."""
         scheduler = await self._restore()
-        deposed = False
+        ended: DeposedError | BusError | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 await self._run(scheduler, group)
         except* DeposedError:
-            deposed = True  # Raised below: what is raised here would come out as a group.
+            ended = DeposedError()  # Raised below: what is raised here would come out as a group.
+        except* BusError as errors:
+            ended = BusError("; ".join(str(error) for error in errors.exceptions))
         finally:
             write_segment(self._segments, self._entries)
             self._entries = []
-        if deposed:
-            raise DeposedError
+        if ended is not None:
+            raise ended
 
     async def _restore(self) -> Scheduler:
         snapshots = await self._bus.load_snapshots()
@@ -105,7 +111,7 @@ class Leader:
         folded = scheduler.state.sequence
         epoch = await self._bus.publish_event(
             LeaderElected(
-                id=message_id(LeaderElected.tag(), self._holder, next(self._ticks)),
+                id=message_id(LeaderElected.tag(), self._term),
                 leader=self._holder,
                 code_version=__version__,
             )
@@ -152,16 +158,28 @@ class Leader:
         return commands
 
     async def _tick(self, scheduler: Scheduler) -> None:
+        loop = asyncio.get_running_loop()
+        last_s = loop.time()
         while True:
+            due = await self._decision_stays_due(until_s=loop.time() + TICK_S)
             live = any(p.live for p in scheduler.state.pipelines.values())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S if live else IDLE_TICK_S):
+            if not due and not live and loop.time() - last_s < IDLE_TICK_S:
+                continue
+            last_s = loop.time()
+            tick_id = message_id(Tick.tag(), self._term, next(self._ticks))
+            await self._bus.publish_event(Tick(id=tick_id))
+
+    async def _decision_stays_due(self, *, until_s: float) -> bool:
+        """True once a decision was due for as long as it may wait; False at the deadline: decisions
+        that other events bring must not put off the tick, on which every lease depends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                while True:
                     await self._decision_due.wait()
                     await asyncio.sleep(DECISION_S)
-                    if not self._decision_due.is_set():
-                        continue
-            tick_id = message_id(Tick.tag(), self._holder, next(self._ticks))
-            await self._bus.publish_event(Tick(id=tick_id))
+                    if self._decision_due.is_set():
+                        return True
+        return False
 
     # --- After an event --------------------------------------------------------------------------
 

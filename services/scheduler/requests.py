@@ -64,9 +64,12 @@ class Requests:
             return (
                 f"pipeline {config.name} is already {known.stage}: cancel it or choose another name"
             )
+        if known is not None and known.stops:
+            return f"pipeline {config.name} is still stopping: try again in a moment"
         try:
             longest_record_bytes(config)
-            await self._make_streams(config, again=known is not None)
+            await self._delete_ended()
+            await self._make_streams(config)
         except (ValueError, BusError) as error:
             return str(error)
         sequence = await self._bus.publish_event(
@@ -82,12 +85,20 @@ class Requests:
         await self._folded(sequence)
         return None
 
-    async def _make_streams(self, config: PipelineConfig, *, again: bool) -> None:
+    async def _delete_ended(self) -> None:
+        """The records and weights of pipelines that ended make room for the next."""
+        subjects = self._bus.subjects
+        ended = [p.name for p in self._scheduler.state.pipelines.values() if not p.live]
+        await self._bus.delete_streams(
+            spec.name
+            for name in ended
+            for spec in (subjects.data_stream(name), subjects.weights_stream(name))
+        )
+
+    async def _make_streams(self, config: PipelineConfig) -> None:
         subjects = self._bus.subjects
         data = subjects.data_stream(config.name, data_stream_bytes(config))
         weights = subjects.weights_stream(config.name, weights_stream_bytes(config))
-        if again:
-            await self._bus.delete_streams([data.name, weights.name])
         try:
             await self._bus.create_streams([data, weights])
         except BusError as error:

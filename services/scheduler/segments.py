@@ -1,8 +1,9 @@
 """Segment files: the event stream on disk, for replay, once the leader purges it from the server.
 
-``DIR/events/<first sequence, 20 digits>.segment`` holds entries of one event each: 4 bytes length,
-little-endian, then a MessagePack array (stream sequence, timestamp in seconds, payload). Used by the
-leader and by `services.scheduler.replay`; knows nothing of what the payloads mean.
+``DIR/events/<first>-<last sequence>.segment`` (20 digits each) holds entries of one event each:
+4 bytes length, little-endian, then a MessagePack array (stream sequence, timestamp in seconds,
+payload). Used by the leader and by `services.scheduler.replay`; knows nothing of what the payloads
+mean.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def write_segment(folder: Path, entries: Iterable[Entry]) -> None:
     if not listed:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{listed[0].sequence:020d}.segment"
+    # Both ends in the name: a deposed leader that thaws must not replace its successor's longer file.
+    path = folder / f"{listed[0].sequence:020d}-{listed[-1].sequence:020d}.segment"
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         for entry in listed:
@@ -56,8 +58,8 @@ def read_segments(folder: Path) -> Iterator[Entry]:
 
 def last_written(folder: Path) -> int:
     """Stream sequence of the last entry on disk; 0 where there is none."""
-    newest = sorted(folder.glob("*.segment"))[-1:]
-    return max((entry.sequence for path in newest for entry in _entries(path)), default=0)
+    lasts = (int(path.stem.partition("-")[2]) for path in folder.glob("*.segment"))
+    return max(lasts, default=0)
 
 
 def _entries(path: Path) -> Iterator[Entry]:

@@ -6,7 +6,7 @@ import signal
 
 import msgspec
 import pytest
-from bus_samples import an_event, events_after, in_background, until
+from bus_samples import an_event, dead_letters, events_after, in_background, until
 
 from jigsawrl.bus.base import MessageTooLargeError, StreamFullError
 from jigsawrl.bus.client import NatsBus
@@ -25,6 +25,14 @@ async def test_a_message_that_is_too_large_only_with_its_header_is_refused_and_t
             await bus.publish_event(event)
     assert await bus.publish_event(an_event(2)) == 1
     assert bus.connection.generation == generation
+
+
+async def test_a_message_that_is_too_large_is_a_dead_letter(bus):
+    with pytest.raises(MessageTooLargeError):
+        await bus.publish_event(an_event(1, reason="x" * MAX_PAYLOAD_BYTES))
+    letters = await dead_letters(bus)
+    assert [letter.subject for letter in letters] == [bus.subjects.event(an_event(1))]
+    assert "bytes with headers" in letters[0].reason
 
 
 async def test_a_message_that_just_fits_with_its_header_is_stored(bus):

@@ -6,6 +6,7 @@ import pytest
 from bus_samples import dead_letters, in_background, take, until
 
 from jigsawrl.bus.base import BusError
+from jigsawrl.bus.client import connect
 from jigsawrl.contract.requests import Activity, HeldOut, HeldOutQuery, Score, Scores
 from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES
 
@@ -69,6 +70,26 @@ async def test_an_undecodable_request_is_refused_and_a_dead_letter(bus):
     [letter] = await dead_letters(bus)
     assert letter.subject == bus.subjects.request("p.environment")
     assert letter.pipeline == "p"
+
+
+async def test_a_message_that_asks_for_no_answer_is_a_dead_letter_and_the_service_lives_on(bus):
+    async with in_background(bus.serve("p.environment", answer)):
+        await bus.request("p.environment", a_query(), timeout_s=5)
+        client = (await bus.connection.ready()).client
+        await client.publish(bus.subjects.request("p.environment"), b"anything")
+        assert (await bus.request("p.environment", a_query(4), timeout_s=5)).total == 4
+        assert [letter.reason for letter in await dead_letters(bus)] == ["no reply subject"]
+
+
+async def test_dead_letters_of_two_connections_do_not_hide_each_other(nats_server, bus, prefix):
+    other = await connect(nats_server.url, name="other", prefix=prefix)
+    async with in_background(bus.serve("a", answer)), in_background(other.serve("b", answer)):
+        client = (await bus.connection.ready()).client
+        for target in ("a", "b"):
+            await bus.request(target, a_query(), timeout_s=5)
+            await client.request(bus.subjects.request(target), b"\xc1", timeout=5)
+        assert len(await dead_letters(bus)) == 2
+    await other.close()
 
 
 async def test_an_answer_that_is_too_large_becomes_a_refusal(bus):

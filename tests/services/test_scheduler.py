@@ -25,7 +25,13 @@ from jigsawrl.config import (
 )
 from jigsawrl.contract.codec import encode
 from jigsawrl.contract.commands import Configure, StartTenant
-from jigsawrl.contract.events import Heartbeat, LeaderElected, NodeStarted, WorkerStarted
+from jigsawrl.contract.events import (
+    Heartbeat,
+    LeaderElected,
+    NodeStarted,
+    Tick,
+    WorkerStarted,
+)
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.requests import Cancel, Status, StatusQuery, Submit
 from jigsawrl.contract.spec import Device
@@ -54,6 +60,50 @@ def leading(bus: NatsBus, tmp_path: Path) -> Start:
                 await task
 
     return start
+
+
+async def test_one_process_may_lead_twice_within_the_duplicate_window(
+    bus: NatsBus, tmp_path: Path
+) -> None:
+    elections = []
+    for _ in range(2):  # the second after a snapshot, which ends behind the first election
+        leader = Leader(bus, holder="one-process", folder=tmp_path, snapshot_events=5)
+        task = asyncio.ensure_future(leader.lead())
+        elections.append((await status(bus)).leader_epoch)
+        await asyncio.sleep(0.5)
+        before = (await status(bus)).stream_sequence
+        await asyncio.sleep(1.5)
+        assert (await status(bus)).stream_sequence > before, "ticks arrive"
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    assert elections[1] > elections[0]
+
+
+async def test_ticks_come_whatever_other_events_do(bus: NatsBus, leading: Start) -> None:
+    async with leading():
+        await submit(bus, config())
+        start = (await status(bus)).stream_sequence
+        ticks = 0
+        for number in range(60):  # each marks the pipeline and, 15 ms later, brings a decision
+            worker = Worker(id=f"p.rollout{number}", boot="b")
+            await bus.publish_event(
+                WorkerStarted(
+                    id=f"s{number}",
+                    pipeline="p",
+                    worker=worker,
+                    role="rollout",
+                    node=None,
+                    device=None,
+                )
+            )
+            await asyncio.sleep(0.012)
+        async with asyncio.timeout(5):
+            async for stored in bus.read_events(start):
+                ticks += isinstance(stored.event, Tick)
+                if isinstance(stored.event, WorkerStarted) and stored.event.id == "s59":
+                    break
+        assert ticks >= 5
 
 
 def config(name: str = "p") -> PipelineConfig:

@@ -10,7 +10,13 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from jigsawrl.bus import commands, events, requests, streams
-from jigsawrl.bus.base import BusError, CommandHandler, RequestHandler, StoredEvent
+from jigsawrl.bus.base import (
+    BusError,
+    CommandHandler,
+    MessageTooLargeError,
+    RequestHandler,
+    StoredEvent,
+)
 from jigsawrl.bus.connection import Connection
 from jigsawrl.bus.dead_letters import DeadLetters
 from jigsawrl.bus.lease import Leases
@@ -58,17 +64,22 @@ class NatsBus:
     # --- Messages ---------------------------------------------------------------------------------
 
     async def publish_event(self, event: Event) -> int:
-        return await self._publisher.store(self.subjects.event(event), encode(event), event.id)
+        return await self._store(self.subjects.event(event), event)
 
     async def publish_command(self, command: Command) -> int:
-        subject = self.subjects.command(command)
-        return await self._publisher.store(subject, encode(command), command.id)
+        return await self._store(self.subjects.command(command), command)
 
     async def store(self, record: Record) -> Ref:
-        stream = self._stream_of(record)
-        subject = self.subjects.record(record)
-        sequence = await self._publisher.store(subject, encode(record), record.id)
-        return Ref(stream, sequence)
+        sequence = await self._store(self.subjects.record(record), record)
+        return Ref(self._stream_of(record), sequence)
+
+    async def _store(self, subject: str, message: Message) -> int:
+        payload = encode(message)
+        try:
+            return await self._publisher.store(subject, payload, message.id)
+        except MessageTooLargeError as error:
+            await self._dead_letters.write(subject=subject, payload=payload, reason=str(error))
+            raise
 
     async def load(self, ref: Ref) -> Any:
         message = await streams.load(self.connection, ref)
@@ -115,7 +126,6 @@ class NatsBus:
             handler,
             stream=self.subjects.commands_stream().name,
             worker=worker,
-            subject=self.subjects.commands_of(worker),
             concurrency=concurrency,
         ).run()
 

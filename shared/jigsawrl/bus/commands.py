@@ -42,7 +42,7 @@ ACK_WAIT_S = 30.0
 IN_PROGRESS_INTERVAL_S = 5.0
 """In-progress acks for all commands in hand."""
 
-INACTIVE_S = 60.0
+INACTIVE_S = 600.0
 """The server forgets a boot that does not pull for so long, and its commands with it."""
 
 RETRY_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
@@ -102,7 +102,6 @@ class CommandLoop:
         *,
         stream: str,
         worker: Worker,
-        subject: str,
         concurrency: int,
     ) -> None:
         self._connection = connection
@@ -110,7 +109,6 @@ class CommandLoop:
         self._handler = handler
         self._stream = stream
         self._worker = worker
-        self._subject = subject
         self._concurrency = concurrency
         self._queue: asyncio.Queue[int] = asyncio.Queue()
         self._in_hand: dict[int, Msg] = {}
@@ -118,13 +116,19 @@ class CommandLoop:
         self._room = asyncio.Event()
 
     async def run(self) -> None:
-        """Pull, handle, ack."""
+        """Pull, handle, ack. Raises `BusError` where commands were lost."""
+        lost: BusError | None = None
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._work()) for _ in range(self._concurrency)]
             tasks.append(group.create_task(self._report_progress()))
-            await self._pull()
+            try:
+                await self._pull()
+            except BusError as error:
+                lost = error  # raised below: what is raised here would come out as a group
             for task in tasks:
                 task.cancel()
+        if lost is not None:
+            raise lost
 
     async def _pull(self) -> None:
         backoff = Backoff()
@@ -143,14 +147,13 @@ class CommandLoop:
                         await self._pull_once(puller)
             except BusClosedError:
                 return
-            except nats.js.errors.NotFoundError:
-                log.warning("commands of %s: the consumer is gone, making it anew", self._worker.id)
-                await bind(
-                    self._connection,
-                    stream=self._stream,
-                    worker=self._worker,
-                    subject=self._subject,
-                )
+            except nats.js.errors.NotFoundError as error:
+                # Commands went with it, and nobody will repeat them: only a new boot, which owns
+                # nothing, is given everything again.
+                raise BusError(
+                    f"the command consumer of {self._worker.id} is gone, and commands with it: this"
+                    " boot ends"
+                ) from error
             except (*RETRYABLE, PullLostError, nats.errors.Error) as error:
                 log.debug("commands of %s: binding anew: %s", self._worker.id, error)
             await backoff.pause()

@@ -151,8 +151,22 @@ class Connection:
     async def call(
         self, what: str, ask: Callable[[JetStreamContext], Awaitable[T]], *, deadline_s: float = 0
     ) -> T:
-        """A JetStream API call that may be repeated, until it is answered or the deadline passes."""
-        deadline = time.monotonic() + (deadline_s or CALL_DEADLINE_S)
+        """A JetStream API call that may be repeated, until it is answered or the deadline passes.
+
+        A server that is away is waited for, and the deadline counts tries; only where `deadline_s` is
+        given does it bound the wait, too."""
+        if deadline_s:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    return await self._call(what, ask, deadline_s=deadline_s)
+            except TimeoutError as error:
+                raise BusError(f"can't {what}: no answer within {deadline_s:g} s") from error
+        return await self._call(what, ask, deadline_s=CALL_DEADLINE_S)
+
+    async def _call(
+        self, what: str, ask: Callable[[JetStreamContext], Awaitable[T]], *, deadline_s: float
+    ) -> T:
+        deadline = time.monotonic() + deadline_s
         backoff = Backoff()
         while True:
             try:

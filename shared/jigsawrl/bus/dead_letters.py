@@ -1,12 +1,13 @@
 """Puts aside what could not be decoded or handled: logged, counted, stored with the reason.
 
 Used by the readers of this package. A dead letter never stops them: where it can't be stored it is
-dropped after one log line, and the count goes on.
+dropped after one log line.
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.connection import log
@@ -30,6 +31,8 @@ class DeadLetters:
         self._publisher = publisher
         self._subjects = subjects
         self.num_written = 0
+        self._writer = uuid.uuid4().hex[:12]
+        """Part of the ids of letters that no stream numbers: other connections write such, too."""
 
     async def write(
         self, *, subject: str, payload: bytes, reason: str, stream: str = "", sequence: int = 0
@@ -39,7 +42,7 @@ class DeadLetters:
         where = f"{stream} {sequence}" if stream else "core NATS"
         log.warning("dead letter from %s (%s): %s", subject, where, reason)
         letter = DeadLetter(
-            id=message_id(DeadLetter.tag(), stream, sequence or f"core{self.num_written}"),
+            id=message_id(DeadLetter.tag(), stream, sequence or self._unnumbered()),
             pipeline=self._pipeline_of(subject),
             stream=stream,
             subject=subject,
@@ -54,6 +57,9 @@ class DeadLetters:
                 )
         except (BusError, TimeoutError) as error:
             log.error("dead letter from %s dropped: %s", subject, error)
+
+    def _unnumbered(self) -> str:
+        return f"{self._writer}-{self.num_written}"
 
     def _pipeline_of(self, subject: str) -> str:
         """The token after ``<prefix>.<kind>.``; empty for the cluster's subjects."""

@@ -100,6 +100,11 @@ class RequestServer:
         async with asyncio.TaskGroup() as group:
 
             async def on_message(message: Msg) -> None:
+                if not message.reply:  # a plain publish: nobody waits for an answer
+                    await self._dead_letters.write(
+                        subject=message.subject, payload=message.data, reason="no reply subject"
+                    )
+                    return
                 await self._free.acquire()
                 group.create_task(self._answer(message))
 
@@ -118,7 +123,7 @@ class RequestServer:
     async def _answer(self, message: Msg) -> None:
         try:
             reply = encode(await self._reply_to(message))
-            with contextlib.suppress(*RETRYABLE):
+            with contextlib.suppress(*RETRYABLE, nats.errors.Error):
                 link = await self._connection.ready()
                 try:
                     check_size(link.client, message.reply, reply)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
-import os
 import re
 import shutil
 import signal
@@ -18,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from jigsawrl.bus.base import BusError
-from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES
+from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES, Subjects
+from jigsawrl.processes import die_with_parent
 
 OLDEST_VERSION = (2, 11)
 """The first with pull heartbeats, per-consumer pauses and filters as this package uses them."""
@@ -33,10 +31,11 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 3.0
 """After SIGTERM; then SIGKILL."""
 
-MIN_FREE_BYTES = 64 * 1024 * 1024
-"""Less disk space than this is a full store."""
+PIPELINE_BYTES = 64 * 1024 * 1024
+"""Room for the streams of one small pipeline beside the cluster's."""
 
-_PR_SET_PDEATHSIG = 1
+STORE_SHARE = 0.75
+"""Of the free space: what the server takes for its streams unless it is told otherwise."""
 
 
 def find_server(*, folder: Path | None = None, path: str | None = None) -> Path:
@@ -123,7 +122,7 @@ async def start_server(
     together; None leaves it to the server, which takes three quarters of the free space."""
     program = program or find_server()
     await asyncio.to_thread(check_version, program)
-    _check_store(store_folder)
+    _check_store(store_folder, max_store_bytes=max_store_bytes)
     config_path = store_folder / "nats-server.conf"
     log_path = store_folder / "nats-server.log"
     config_path.write_text(_config(store_folder, max_store_bytes=max_store_bytes))
@@ -144,7 +143,7 @@ def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=_die_with_parent(os.getpid()),
+        preexec_fn=die_with_parent(),
         start_new_session=True,
     )
 
@@ -158,7 +157,7 @@ def _config(store_folder: Path, *, max_store_bytes: int | None) -> str:
     )
 
 
-def _check_store(store_folder: Path) -> None:
+def _check_store(store_folder: Path, *, max_store_bytes: int | None) -> None:
     try:
         store_folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=store_folder):
@@ -168,10 +167,12 @@ def _check_store(store_folder: Path) -> None:
         raise BusError(
             f"the store {store_folder} is not writable ({error.strerror}): choose another folder"
         ) from error
-    if free_bytes < MIN_FREE_BYTES:
+    cluster = sum(spec.max_bytes for spec in Subjects().cluster_streams())
+    needed_bytes = int((cluster + PIPELINE_BYTES) / STORE_SHARE)
+    if max_store_bytes is None and free_bytes < needed_bytes:
         raise BusError(
-            f"the disk of the store {store_folder} is full ({free_bytes} bytes free,"
-            f" {MIN_FREE_BYTES} needed): free some space"
+            f"the disk of the store {store_folder} is too full ({free_bytes} bytes free,"
+            f" {needed_bytes} needed): free some space"
         )
 
 
@@ -193,18 +194,6 @@ async def _url_of(server: EmbeddedServer, ports_folder: Path, *, port: int | Non
         )
     if "address already in use" in tail:
         raise BusError(f"port {port} is in use: stop what listens there, or choose another port")
+    if "listening on port" in tail:
+        raise BusError(f"no free port on 127.0.0.1 ({tail}): stop a program that listens there")
     raise BusError(f"nats-server ended at once ({tail}): see {server.log_path}")
-
-
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    """For the child between fork and exec; only Linux can."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask

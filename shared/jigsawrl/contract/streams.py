@@ -147,7 +147,7 @@ class Subjects(msgspec.Struct, frozen=True):
             retention="limits",
             max_bytes=64 * 1024**2,
             publishers="all services",
-            when_full="the letter is logged and dropped; the count goes on",
+            when_full="the letter is logged and dropped",
         )
 
     def data_stream(self, pipeline: str, max_bytes: int = 1024**3) -> StreamSpec:
@@ -185,10 +185,6 @@ class Subjects(msgspec.Struct, frozen=True):
     def lease_bucket(self) -> str:
         """KV bucket of the leader lease."""
         return self._stream("LEASE")
-
-    def directory_bucket(self) -> str:
-        """KV bucket in which people find who runs where."""
-        return self._stream("DIRECTORY")
 
     def _stream(self, kind: str, pipeline: str | None = None) -> str:
         name = f"{self.prefix.upper().replace('.', '_')}_{kind}"

@@ -12,10 +12,11 @@ this many, and four batches."""
 
 
 def submitted(state: State, event: PipelineSubmitted) -> None:
-    """Queue a pipeline. A name may be used again after its pipeline ended; gang epochs go on rising,
+    """Queue a pipeline. A name may be used again after its pipeline ended and its
+    tenants were told to stop; gang epochs go on rising,
     so that what an old trainer says is not taken for the new one's word."""
     known = state.pipelines.get(event.spec.name)
-    if known is not None and known.live:
+    if known is not None and (known.live or known.stops):
         state.num_ignored += 1
         return
     gang_epoch = 0 if known is None else known.gang_epoch
