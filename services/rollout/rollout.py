@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from jigsawrl.bus.base import RecordGoneError
-from jigsawrl.config import PipelineConfig
+from jigsawrl.config import AsyncConfig, PipelineConfig
 from jigsawrl.contract.commands import (
     Command,
     Configure,
@@ -62,6 +62,7 @@ class Rollout:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._engine: EngineThread | None = None
+        self._keep_kv = False
         self._holdings = Holdings()
         self._substages = SubStages()
         self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
@@ -72,6 +73,7 @@ class Rollout:
         """Build the engine; weights come later."""
         engine = build_engine(config, device=self._context.device, greedy=False)
         self._engine = EngineThread(engine, on_step=self._on_step)
+        self._keep_kv = isinstance(config.mode, AsyncConfig) and config.mode.keep_kv
 
     async def handle(self, command: Command) -> None:
         """Carry out one command."""
@@ -124,7 +126,7 @@ class Rollout:
                     state,
                     model_config=manifest.model_config,
                     version=command.version,
-                    keep_kv=False,
+                    keep_kv=self._keep_kv,
                 )
             )
             self._loaded = wanted

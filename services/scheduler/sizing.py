@@ -54,7 +54,7 @@ def longest_record_bytes(config: PipelineConfig) -> int:
 
 def data_stream_bytes(config: PipelineConfig) -> int:
     """For the records of all groups that no checkpoint covers yet."""
-    staleness, depth = 0, 1
+    staleness, _, depth = config.staleness()
     num_batches = staleness + depth + 1 + config.trainer.checkpoint.every
     texts = longest_sequence_tokens(config) * TEXT_BYTES_PER_TOKEN + RECORD_OVERHEAD_BYTES
     # A sequence may be stored twice: as progress, and whole.

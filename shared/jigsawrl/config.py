@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from jigsawrl.contract.spec import EvaluationSpec, PipelineSpec
+from jigsawrl.contract.spec import DynamicSamplingSpec, EvaluationSpec, PipelineSpec
 from jigsawrl.contract.streams import check_name
 
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -130,6 +130,34 @@ class RolloutConfig(Table, frozen=True, kw_only=True):
     sampling: SamplingConfig = SamplingConfig()
 
 
+# --- Mode -----------------------------------------------------------------------------------------
+
+
+class SyncConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="sync"):
+    """A barrier between steps: the batch of a step is generated wholly by the version it trains."""
+
+
+class AsyncConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="async"):
+    """Generation and training at once, with bounded staleness (AReaL's rule)."""
+
+    max_staleness: NonNegativeInt = 1
+    """Versions that admission lets a batch lag behind; 0 gives the same steps as ``sync``."""
+    sample_bound: NonNegativeInt | None = None
+    """A sample with an older token is dropped as stale; None = `max_staleness`."""
+    pipeline_depth: PositiveInt | None = None
+    """Batches in flight at once, the one in training included; None = ``max_staleness + 1``."""
+    keep_kv: bool = False
+    """When weights land in mid-sequence, keep the keys and values that older weights computed
+    instead of computing them again: faster, and less exact."""
+
+    def __post_init__(self) -> None:
+        if self.pipeline_depth is not None and self.pipeline_depth > self.max_staleness + 1:
+            raise ValueError(
+                f"pipeline_depth {self.pipeline_depth} has no effect above max_staleness + 1 ="
+                f" {self.max_staleness + 1}: admission stops there"
+            )
+
+
 # --- Algorithm -----------------------------------------------------------------------------------
 
 
@@ -187,6 +215,15 @@ class CosineScheduleConfig(Table, frozen=True, kw_only=True, tag_field="type", t
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
+class DynamicSamplingConfig(Table, frozen=True, kw_only=True):
+    """Groups whose rewards are all equal are not trained; other prompts take their slots (DAPO)."""
+
+    max_batches: PositiveInt = 4
+    """Groups filtered for one step, in batches, before `when_exhausted` applies."""
+    when_exhausted: Literal["fail", "keep", "train_smaller"] = "fail"
+    """``fail`` the pipeline, ``keep`` such groups for this step, or ``train_smaller``."""
+
+
 class CheckpointConfig(Table, frozen=True, kw_only=True):
     """Checkpoints are written at version 0, every `every` versions and at the last."""
 
@@ -209,9 +246,19 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
         ConstantScheduleConfig()
     )
     checkpoint: CheckpointConfig = CheckpointConfig()
+    dynamic_sampling: DynamicSamplingConfig | None = None
     control: Literal["permuted_rewards"] | None = None
     """A control experiment: ``permuted_rewards`` shuffles rewards within each batch, which must
     stop all learning."""
+
+    def dynamic_sampling_spec(self) -> DynamicSamplingSpec | None:
+        """What the scheduler needs to know of it."""
+        sampling = self.dynamic_sampling
+        if sampling is None:
+            return None
+        return DynamicSamplingSpec(
+            max_batches=sampling.max_batches, when_exhausted=sampling.when_exhausted
+        )
 
     def __post_init__(self) -> None:
         if self.num_minibatches > self.groups_per_batch:
@@ -238,7 +285,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
 
     name: str
     seed: NonNegativeInt = 0
-    mode: Literal["sync"] = "sync"
+    mode: SyncConfig | AsyncConfig = SyncConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     model: InitModelConfig | PathModelConfig
     task: TaskConfig
@@ -250,14 +297,29 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_name(self.name, "name")
 
+    def staleness(self) -> tuple[int, int, int]:
+        """(max_staleness, sample_bound, pipeline_depth), defaults filled in."""
+        if isinstance(self.mode, SyncConfig):
+            return 0, 0, 1
+        eta, bound, depth = (
+            self.mode.max_staleness,
+            self.mode.sample_bound,
+            self.mode.pipeline_depth,
+        )
+        return eta, eta if bound is None else bound, eta + 1 if depth is None else depth
+
     def spec(self) -> PipelineSpec:
         """What the scheduler needs to know."""
         evaluation = (
             None if self.evaluation is None else EvaluationSpec(every=self.evaluation.every)
         )
+        staleness, bound, depth = self.staleness()
         return PipelineSpec(
             name=self.name,
-            mode=self.mode,
+            mode="sync" if isinstance(self.mode, SyncConfig) else "async",
+            max_staleness=staleness,
+            sample_bound=bound,
+            pipeline_depth=depth,
             seed=self.seed,
             num_steps=self.trainer.num_steps,
             groups_per_batch=self.trainer.groups_per_batch,
@@ -265,6 +327,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
             min_group_size=2,
             num_rollout_workers=self.rollout.num_workers,
             evaluation=evaluation,
+            dynamic_sampling=self.trainer.dynamic_sampling_spec(),
             device=self.device,
         )
 

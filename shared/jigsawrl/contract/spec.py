@@ -14,11 +14,22 @@ class EvaluationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Versions between two evaluations; None = only before and after."""
 
 
+class DynamicSamplingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups whose rewards are all equal teach nothing: they are filtered, others take their slots."""
+
+    max_batches: int
+    """Groups filtered for one step, in batches, before the rule below."""
+    when_exhausted: Literal["fail", "keep", "train_smaller"]
+    """``fail`` the pipeline; ``keep`` uniform groups until the next cut; ``train_smaller`` cut what
+    there is, one group at least."""
+
+
 class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One pipeline as the scheduler sees it."""
 
     name: str
-    mode: Literal["sync"]
+    mode: Literal["sync", "async"]
+    """For people: decisions depend on the three numbers below, which are 0, 0 and 1 in `sync`."""
     seed: int
     num_steps: int
     """Optimizer steps; the pipeline ends at this version."""
@@ -30,6 +41,13 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A group with fewer survivors fails; at least 2."""
     num_rollout_workers: int
     evaluation: EvaluationSpec | None
+    max_staleness: int = 0
+    """eta: versions that admission lets a batch's tokens lag behind the version it trains from."""
+    sample_bound: int = 0
+    """A group with a token older than this is not trained, but dropped as stale."""
+    pipeline_depth: int = 1
+    """Batches in flight at once, the one in training included."""
+    dynamic_sampling: DynamicSamplingSpec | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Kind of device that its tenants live on; auto = GPUs where the cluster has any."""
 

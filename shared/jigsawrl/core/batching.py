@@ -1,4 +1,5 @@
-"""The batch of a step: exactly B groups, the first B in admission order, never fewer.
+"""The batch of a step: exactly B groups, the first B in admission order; fewer only where dynamic
+sampling is told to train smaller batches when its prompts run out.
 
 The cut is recorded before it is sent. A trainer that restarts gets the same cut again, so each group
 stands in exactly one cut of the surviving history.
@@ -13,6 +14,7 @@ from jigsawrl.contract.events import SubStagesEnded
 from jigsawrl.contract.message import Ref
 from jigsawrl.core import ids
 from jigsawrl.core.admission import drop_stale
+from jigsawrl.core.filtering import trains_smaller
 from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.state import Cut, Group, Pipeline, Tenant
 
@@ -31,11 +33,11 @@ def cut(pipeline: Pipeline, now_s: float) -> None:
     """Cut the next batch once its B groups are complete."""
     if pipeline.open_cut is not None or pipeline.version is None or pipeline.stage != "running":
         return
-    size = pipeline.spec.groups_per_batch
+    size = _size(pipeline)
     if len(pipeline.groups) < size:
         return
     first = list(islice(pipeline.groups.values(), size))
-    if not all(group.complete for group in first) or drop_stale(pipeline, first):
+    if not first or not all(group.complete for group in first) or drop_stale(pipeline, first):
         return
     for group in first:
         del pipeline.groups[group.number]
@@ -54,6 +56,12 @@ def cut(pipeline: Pipeline, now_s: float) -> None:
     )
     pipeline.substages = {}
     pipeline.placed_since_s = None
+    pipeline.num_filtered = 0
+
+
+def _size(pipeline: Pipeline) -> int:
+    size = pipeline.spec.groups_per_batch
+    return min(size, len(pipeline.groups)) if trains_smaller(pipeline) else size
 
 
 def _first_unused_prompt(pipeline: Pipeline) -> int:

@@ -13,7 +13,7 @@ from jigsawrl.contract.commands import (
     ScoreSequences,
 )
 from jigsawrl.contract.message import Role
-from jigsawrl.core import ids
+from jigsawrl.core import admission, ids
 from jigsawrl.core.groups import reclaim, reclaim_prompt
 from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.state import Group, Pipeline, Sequence, State, Tenant
@@ -45,32 +45,34 @@ def make(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
 
 
 def place(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
-    """Place waiting sequences, each group on one worker, on those that hold the newest weights.
+    """Place waiting sequences, each group on one worker that holds weights young enough for it.
 
-    Waits while another ready worker is still loading in time, so that the load is balanced."""
-    version = pipeline.version
-    if version is None or not pipeline.to_place or version not in pipeline.manifests:
-        return
+    Waits while another ready worker is still loading such weights in time, so that the load is
+    balanced."""
     ready = pipeline.usable("rollout")
-    wanted = (pipeline.incarnation, version)
-    loaded = [t for t in ready if (t.incarnation, t.version) == wanted]
-    if not loaded or any(t not in loaded and not t.load_late for t in ready):
+    if pipeline.version is None or not pipeline.to_place or not ready:
         return
-    loads = num_held(pipeline, loaded)
+    oldest = admission.oldest_versions(pipeline)
+    loads = num_held(pipeline, ready)
     chosen: dict[str, list[Placement]] = {}
+    left = []
     for number in sorted(pipeline.to_place):
         group = pipeline.groups.get(number)
         waiting = [s for s in group.sequences if s.stage == "waiting"] if group else []
         if group is None or not waiting:
             continue
+        fit = [t for t in ready if _holds(t, pipeline.incarnation, oldest[number])]
+        if not fit or any(t not in fit and not t.load_late for t in ready):
+            left.append(number)
+            continue
         avoid = {s.avoid for s in waiting}
-        tenant = min(loaded, key=lambda t: (t.id in avoid, loads[t.id]))
+        tenant = min(fit, key=lambda t: (t.id in avoid, loads[t.id]))
         loads[tenant.id] += len(waiting)
         for sequence in waiting:
-            placement = _placement(pipeline, group, sequence, version=version)
+            placement = _placement(pipeline, group, sequence, version=oldest[number])
             chosen.setdefault(tenant.id, []).append(placement)
-            _own(sequence, tenant, version=version, now_s=now_s)
-    pipeline.to_place = []
+            _own(sequence, tenant, now_s=now_s)
+    pipeline.to_place = left
     if chosen and pipeline.placed_since_s is None:
         pipeline.placed_since_s = now_s
     for name, placements in chosen.items():
@@ -83,13 +85,18 @@ def place(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
         )
 
 
-def _own(sequence: Sequence, tenant: Tenant, *, version: int, now_s: float) -> None:
+def _holds(tenant: Tenant, incarnation: int, oldest: int) -> bool:
+    version = -1 if tenant.version is None else tenant.version
+    return tenant.incarnation == incarnation and version >= oldest
+
+
+def _own(sequence: Sequence, tenant: Tenant, *, now_s: float) -> None:
     sequence.stage = "placed"
     sequence.owner = tenant.worker
     sequence.since_s = now_s
-    sequence.max_version = version
+    sequence.max_version = tenant.version
     if sequence.min_version is None:
-        sequence.min_version = version
+        sequence.min_version = tenant.version
 
 
 def _placement(pipeline: Pipeline, group: Group, sequence: Sequence, *, version: int) -> Placement:

@@ -186,6 +186,7 @@ def finished(state: State, pipeline: Pipeline, event: SequencesFinished) -> None
         sequence.stage = "finished"
         sequence.owner = None
         sequence.record = entry.ref
+        sequence.resume = None
         sequence.min_version = entry.min_version
         sequence.max_version = entry.max_version
         pipeline.to_score.append((group.number, sequence.index))
@@ -211,6 +212,7 @@ def rewarded(state: State, pipeline: Pipeline, event: SequencesRewarded) -> None
             sequence.stage = "scored"
             sequence.owner = None
             sequence.reward = entry.ref
+            sequence.score = entry.reward
     for failure in event.failed:
         found = held(pipeline, failure.sequence, epoch=failure.epoch, worker=event.worker)
         if found is None or found[1].stage != "scoring":

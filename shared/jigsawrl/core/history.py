@@ -43,6 +43,7 @@ def trainer_ready(state: State, pipeline: Pipeline, version: int) -> None:
 
 def roll_back(pipeline: Pipeline, version: int) -> None:
     """Make `version` the newest of a new incarnation."""
+    newest = version if pipeline.version is None else pipeline.version
     pipeline.incarnation += 1
     kept: list[Cut] = []
     back: list[Group] = []
@@ -60,7 +61,7 @@ def roll_back(pipeline: Pipeline, version: int) -> None:
         kept.append(batch)
     pipeline.cuts = kept
     for group in [*back, *pipeline.groups.values()]:
-        if group.max_version > version:
+        if group.max_version(newest) > version:
             returned.append(group.cursor)
             end(pipeline, group, "discarded")
         else:

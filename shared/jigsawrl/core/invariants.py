@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jigsawrl.core.admission import ETA
 from jigsawrl.core.state import FATES, Pipeline, State
 from jigsawrl.core.status import in_flight
 
@@ -37,19 +36,27 @@ def _check_cuts(pipeline: Pipeline) -> None:
     versions = [cut.version for cut in pipeline.cuts]
     assert versions == sorted(set(versions)), f"{pipeline.name}: cuts {versions}"
     for cut in pipeline.cuts:
-        assert len(cut.groups) == pipeline.spec.groups_per_batch
+        smaller = _may_be_smaller(pipeline)
+        assert len(cut.groups) == pipeline.spec.groups_per_batch or (smaller and cut.groups)
         order = [group.number for group in cut.groups]
         assert order == sorted(order), f"{pipeline.name}: cut {cut.version} out of order"
         for group in cut.groups:
             assert group.num_survivors >= pipeline.spec.min_group_size
-            oldest = cut.version - ETA[pipeline.spec.mode]
+            oldest = cut.version - pipeline.spec.sample_bound
             kept = (s for s in group.sequences if s.stage == "scored")
             assert all(oldest <= (s.min_version or 0) <= cut.version for s in kept)
     if pipeline.version is not None:
         steps = pipeline.version - pipeline.base_version
         trained = len(pipeline.group_fates["trained"])
-        assert trained == steps * pipeline.spec.groups_per_batch, f"{pipeline.name}: {trained}"
+        whole = steps * pipeline.spec.groups_per_batch
+        smaller = _may_be_smaller(pipeline) and steps <= trained < whole
+        assert trained == whole or smaller, f"{pipeline.name}: {trained}"
     assert all(cut.trained for cut in pipeline.cuts[:-1]), f"{pipeline.name}: two open cuts"
+
+
+def _may_be_smaller(pipeline: Pipeline) -> bool:
+    rule = pipeline.spec.dynamic_sampling
+    return rule is not None and rule.when_exhausted == "train_smaller"
 
 
 def _check_ownership(pipeline: Pipeline) -> None:

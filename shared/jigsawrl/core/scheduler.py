@@ -21,6 +21,7 @@ from jigsawrl.core import (
     batching,
     dispatch,
     evaluation,
+    filtering,
     groups,
     history,
     nodes,
@@ -199,6 +200,7 @@ class Scheduler:
             workers.configure(pipeline, outbox)
             history.publish(pipeline, outbox)
             workers.load_weights(pipeline, now_s, outbox)
+            filtering.filter_uniform(self.state, pipeline)
             batching.cut(pipeline, now_s)
             batching.send(pipeline, outbox)
             admission.admit(pipeline)

@@ -41,6 +41,8 @@ class Sequence(msgspec.Struct):
     resume: Ref | None = None
     record: Ref | None = None
     reward: Ref | None = None
+    score: float | None = None
+    """The reward's value."""
     min_version: int | None = None
     max_version: int | None = None
     """Oldest and newest version that made (or may have made) a token; None before placement."""
@@ -60,10 +62,14 @@ class Group(msgspec.Struct):
     since_s: float = 0.0
     prompt: Ref | None = None
 
-    @property
-    def max_version(self) -> int:
-        """Newest version that may have made a token of it; -1 where there is no token."""
-        versions = (s.max_version for s in self.sequences)
+    def max_version(self, newest: int) -> int:
+        """Newest version that may have made a token of it; -1 where there is no token. Weights land
+        in mid-sequence: one that runs, or is to go on from a partial record, may have tokens of the
+        `newest`."""
+        versions = [
+            newest if s.stage in ("placed", "running") or s.resume is not None else s.max_version
+            for s in self.sequences
+        ]
         return max((v for v in versions if v is not None), default=-1)
 
     @property
@@ -190,6 +196,8 @@ class Pipeline(msgspec.Struct):
     group_fates: dict[Fate, IdRanges] = {}
     sequence_fates: dict[Fate, IdRanges] = {}
     num_failed_in_row: int = 0
+    num_filtered: int = 0
+    """Groups that dynamic sampling filtered since the last cut."""
     last_group_failure: str = ""
     data_sequence: int = 0
     """Highest data-stream sequence seen in a reference."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
 from jigsawrl.contract import commands as c
@@ -24,6 +25,8 @@ class Process:
         self.incarnation = 0
         self.version = 0
         self.held: dict[str, int] = {}
+        self.begun: dict[str, int] = {}
+        """Version by which each held sequence began."""
         self.last_delivery_s = 0.0
 
 
@@ -89,8 +92,12 @@ class Tenants:
     def _on_placesequences(self, process: Process, command: c.PlaceSequences) -> None:
         accepted = []
         for placement in command.placements:
-            assert process.weights == (command.incarnation, placement.min_version)
+            spec = self._world.scheduler.state.pipelines[process.order.pipeline].spec
+            assert process.weights[0] == command.incarnation
+            lag = process.weights[1] - placement.min_version
+            assert 0 <= lag <= spec.max_staleness
             process.held[placement.sequence] = placement.epoch
+            process.begun[placement.sequence] = process.weights[1]
             accepted.append(e.Held(placement.sequence, placement.epoch))
             name, epoch = placement.sequence, placement.epoch
             self._world.later(
@@ -115,7 +122,7 @@ class Tenants:
                 ref=self._world.new_ref(),
                 finish_reason="stop",
                 num_tokens=5,
-                min_version=process.weights[1],
+                min_version=process.begun[name],
                 max_version=process.weights[1],
             )
             finished = (finish,)
@@ -137,12 +144,20 @@ class Tenants:
                 sequence=order.sequence,
                 epoch=order.epoch,
                 ref=self._world.new_ref(),
-                reward=float("nan") if self._world.chance(self._world.faults.fail_work) else 1.0,
+                reward=float("nan")
+                if self._world.chance(self._world.faults.fail_work)
+                else self._reward(order.sequence),
             )
             for order in command.orders
         )
         event = e.SequencesRewarded(**self._head(process, "rewarded"), rewarded=rewarded)
         self._world.later(0.02, lambda: self._world.say(process, event))
+
+    def _reward(self, sequence: str) -> float:
+        """Different within a group, unless the world makes the group's rewards uniform."""
+        group, _, index = sequence.rpartition("/s")
+        uniform = Random(group).random() < self._world.faults.uniform_rewards
+        return 1.0 if uniform else float(int(index) % 2)
 
     def _on_publishweights(self, process: Process, command: c.PublishWeights) -> None:
         assert command.version == process.version

@@ -8,11 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jigsawrl.contract.commands import Command
+from jigsawrl.contract.requests import PipelineStatus
+from jigsawrl.contract.spec import DynamicSamplingSpec
 from jigsawrl.core import invariants
 from jigsawrl.core.policies.serial import Serial
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.status import pipeline_status
-from tests.unit.core.world import Faults, World, spec
+from tests.unit.core.world import Faults, World, asynchronous, spec
 
 
 def encoded(issued: list[list[Command]]) -> list[bytes]:
@@ -59,6 +61,112 @@ def test_a_kind_world_trains_every_step_once_and_replays() -> None:
     check_history(world)
     check_replay(world)
     invariants.check(world.scheduler.state)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+def test_async_trains_every_step_once_within_its_bound(max_staleness: int) -> None:
+    pipeline = asynchronous(max_staleness, num_steps=8)
+    world = World(seed=1, faults=Faults(), pipelines=[pipeline])
+    world.run()
+    status = pipeline_status(world.scheduler.state, world.scheduler.state.pipelines["p"])
+    assert (status.state, status.version) == ("finished", 8)
+    assert (status.groups.trained, status.groups.admitted) == (24, 24), "nothing is thrown away"
+    check_history(world)
+    check_replay(world)
+
+
+def test_async_with_staleness_0_gives_the_commands_of_sync() -> None:
+    worlds = [
+        World(seed=2, faults=Faults(), pipelines=[pipeline])
+        for pipeline in (spec(), asynchronous(0))
+    ]
+    for world in worlds:
+        world.run()
+    assert encoded(worlds[0].issued) == encoded(worlds[1].issued)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1 << 32),
+    max_staleness=st.integers(0, 3),
+    depth=st.integers(1, 4),
+    bound=st.integers(0, 3),
+    kill=st.sampled_from([0.0, 0.02, 0.05]),
+    lose=st.sampled_from([0.0, 0.1]),
+    fail=st.sampled_from([0.0, 0.05]),
+    restart=st.sampled_from([0.0, 0.01]),
+)
+def test_a_hostile_world_keeps_every_bound_in_async(
+    seed: int,
+    max_staleness: int,
+    depth: int,
+    bound: int,
+    kill: float,
+    lose: float,
+    fail: float,
+    restart: float,
+) -> None:
+    faults = Faults(kill_per_s=kill, lose=lose, fail_work=fail, node_restart_per_s=restart)
+    pipeline = asynchronous(
+        max_staleness, sample_bound=bound, pipeline_depth=min(depth, max_staleness + 1), num_steps=5
+    )
+    world = World(seed=seed, faults=faults, pipelines=[pipeline])
+    world.run()
+    status = pipeline_status(world.scheduler.state, world.scheduler.state.pipelines["p"])
+    assert status.state == "finished", status.failure
+    assert status.groups.trained == 15
+    check_history(world)
+    check_replay(world)
+    invariants.check(world.scheduler.state)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+@pytest.mark.parametrize("rule", ["fail", "keep", "train_smaller"])
+def test_dynamic_sampling_trains_no_uniform_group_before_its_rule_applies(
+    rule: str, max_staleness: int
+) -> None:
+    sampling = DynamicSamplingSpec(max_batches=50, when_exhausted=rule)
+    pipeline = asynchronous(max_staleness, dynamic_sampling=sampling, num_steps=6)
+    world = World(seed=3, faults=Faults(uniform_rewards=0.6), pipelines=[pipeline])
+    world.run()
+    status = pipeline_status(world.scheduler.state, world.scheduler.state.pipelines["p"])
+    assert status.state == "finished", status.failure
+    assert status.groups.trained == 18
+    assert status.groups.filtered > 5
+    check_history(world)
+    check_replay(world)
+
+
+def run_out(rule: str, uniform_rewards: float) -> PipelineStatus:
+    sampling = DynamicSamplingSpec(max_batches=1, when_exhausted=rule)
+    pipeline = asynchronous(0, dynamic_sampling=sampling)
+    world = World(seed=5, faults=Faults(uniform_rewards=uniform_rewards), pipelines=[pipeline])
+    world.run()
+    invariants.check(world.scheduler.state)
+    return pipeline_status(world.scheduler.state, world.scheduler.state.pipelines["p"])
+
+
+def test_when_prompts_run_out_the_pipeline_fails_with_the_number() -> None:
+    status = run_out("fail", 1.0)
+    assert status.state == "failed"
+    assert "step 0: 3 groups in a row had equal rewards" in (status.failure or "")
+
+
+def test_when_prompts_run_out_uniform_groups_may_be_kept() -> None:
+    status = run_out("keep", 1.0)
+    assert (status.state, status.groups.trained, status.groups.filtered) == ("finished", 9, 9)
+
+
+def test_when_prompts_run_out_a_smaller_batch_may_be_trained() -> None:
+    status = run_out("train_smaller", 0.6)
+    assert (status.state, status.version) == ("finished", 3)
+    assert 3 <= status.groups.trained < 9
+
+
+def test_a_smaller_batch_has_one_group_at_least() -> None:
+    status = run_out("train_smaller", 1.0)
+    assert status.state == "failed"
+    assert "no group of 5 has unequal rewards" in (status.failure or "")
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

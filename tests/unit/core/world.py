@@ -27,6 +27,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     fail_work: float = 0.0
     silence_per_s: float = 0.0
     node_restart_per_s: float = 0.0
+    uniform_rewards: float = 0.0
+    """Of one group: all its rewards are equal."""
 
 
 LOSABLE = (
@@ -53,6 +55,17 @@ def spec(name: str = "p", **changes: object) -> PipelineSpec:
         evaluation=EvaluationSpec(every=2),
     )
     return msgspec.structs.replace(base, **changes)
+
+
+def asynchronous(max_staleness: int, **changes: object) -> PipelineSpec:
+    """A small pipeline in mode async, as its config would give it."""
+    fields: dict[str, object] = {
+        "mode": "async",
+        "max_staleness": max_staleness,
+        "sample_bound": max_staleness,
+        "pipeline_depth": max_staleness + 1,
+    }
+    return spec(**(fields | changes))
 
 
 class World:
