@@ -42,7 +42,7 @@ class Reward:
         self._evaluation: Scorer | None = None
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
-        """Load the tokenizer and start the scorers on first use."""
+        """Load the tokenizer and start the scorer; evaluation's starts on first use."""
         try:
             task = await asyncio.to_thread(build_task, config.task, seed=config.seed)
             self._tokenizer = await asyncio.to_thread(load_tokenizer, config.model, task.alphabet)
@@ -50,6 +50,7 @@ class Reward:
             raise RefusedError(str(error)) from error
         self._training = Scorer(config.task, seed=config.seed)
         self._evaluation = Scorer(config.task, seed=config.seed)
+        await self._training.start()
 
     async def handle(self, command: Command) -> None:
         """Score the ordered sequences."""

@@ -29,6 +29,10 @@ SAMPLE_DEADLINE_S = 5.0
 """One sample; the scorers here need well under a millisecond."""
 
 
+class ScorerError(Exception):
+    """The child process can't start; its own words are in the service's log."""
+
+
 class Setup(msgspec.Struct, frozen=True):
     """First message to the child."""
 
@@ -66,16 +70,23 @@ class Scorer:
     ) -> list[Result]:
         """One result a sample, in order; a sample that can't be scored has a reason, not a 0.
 
-        `deadline_s` from now no further try begins: what is left then has that as its reason."""
+        `deadline_s` after the scorer took them up no further try begins: what is left then has that
+        as its reason. Raises `ScorerError` where the child can't start: no sample's fault."""
         results: list[Result] = []
-        ends_s = time.monotonic() + deadline_s
         async with self._turn:
+            await self._started()
+            ends_s = time.monotonic() + deadline_s
             while len(results) < len(samples) and time.monotonic() < ends_s:
                 results += await self._score_until_failure(samples[len(results) :], ends_s=ends_s)
         late = Result(
             None, f"not scored within {deadline_s:g} s: the answers before it took too long"
         )
         return results + [late] * (len(samples) - len(results))
+
+    async def start(self) -> None:
+        """Have the child ready, so that no deadline of samples pays for its start."""
+        async with self._turn:
+            await self._started()
 
     async def close(self) -> None:
         """Kill the child."""
@@ -120,9 +131,15 @@ class Scorer:
             preexec_fn=die_with_parent(),
         )
         assert child.stdin is not None
-        child.stdin.write(_frame(msgspec.msgpack.encode(self._setup)))
-        async with asyncio.timeout(START_DEADLINE_S):
-            await _receive(child)
+        try:
+            child.stdin.write(_frame(msgspec.msgpack.encode(self._setup)))
+            async with asyncio.timeout(START_DEADLINE_S):
+                await _receive(child)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            await self._kill()
+            raise ScorerError(
+                f"the scorer's process did not start ({type(error).__name__}): see the log above"
+            ) from error
         return child
 
     async def _kill(self) -> None:

@@ -24,7 +24,7 @@ def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) ->
         raise RefusedError(str(error)) from error
     sampling = config.rollout.sampling
     max_running = config.rollout.engine.max_running
-    if greedy and config.evaluation is not None:
+    if greedy:
         max_running = config.evaluation.max_running
     return TorchEngine(
         sampling=Sampling(

@@ -43,7 +43,7 @@ class Evaluation:
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Check that an engine can be built here."""
-        build_engine(config, device=self._context.device, greedy=True)
+        await asyncio.to_thread(build_engine, config, device=self._context.device, greedy=True)
         self._config = config
 
     async def handle(self, command: Command) -> None:
@@ -80,17 +80,19 @@ class Evaluation:
             self._problems = await self._held_out()
         problems = self._problems
         assert self._config is not None
-        engine = build_engine(self._config, device=self._context.device, greedy=True)
+        config = self._config
 
-        def load() -> None:
+        def load() -> Engine:
+            engine = build_engine(config, device=self._context.device, greedy=True)
             engine.load_weights(
                 unpack(manifest, payload),
                 model_config=manifest.model_config,
                 version=command.version,
                 keep_kv=False,
             )
+            return engine
 
-        await asyncio.to_thread(load)
+        engine = await asyncio.to_thread(load)
         answers = await self._generate(engine, problems, command.version)
         scores = await self._score(problems, answers)
         duration_s = time.perf_counter() - begun

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from jigsawrl.bus.base import RecordGoneError
+from jigsawrl.bus.base import MessageTooLargeError, RecordGoneError
 from jigsawrl.config import AsyncConfig, PipelineConfig
 from jigsawrl.contract.commands import (
     Command,
@@ -48,6 +48,9 @@ COALESCE_S = 0.02
 """What others wait for goes out as one list within this time."""
 SUBSTAGES_PERIOD_S = 0.5
 PROGRESS_PERIOD_S = 3.0
+PROGRESS_GROWTH = 2
+"""A partial record is stored again once the sequence is this many times as long, so that all partial
+records of a sequence together take no more room than twice the whole one."""
 INVENTORY_PERIOD_S = 10.0
 
 Outcome = tuple[Holding, Generated] | SequenceFailure
@@ -66,12 +69,16 @@ class Rollout:
         self._holdings = Holdings()
         self._substages = SubStages()
         self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
+        self._told_tokens: dict[str, int] = {}
+        """Tokens of the last partial record of each live sequence."""
         self._loaded: tuple[int, int] | None = None
         """(incarnation, version)."""
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Build the engine; weights come later."""
-        engine = build_engine(config, device=self._context.device, greedy=False)
+        engine = await asyncio.to_thread(
+            build_engine, config, device=self._context.device, greedy=False
+        )
         self._engine = EngineThread(engine, on_step=self._on_step)
         self._keep_kv = isinstance(config.mode, AsyncConfig) and config.mode.keep_kv
 
@@ -199,10 +206,7 @@ class Rollout:
         )
 
     def _fail(self, one: Placement | Holding, reason: str) -> None:
-        failure = SequenceFailure(
-            sequence=one.sequence, epoch=one.epoch, reason=f"rollout: {reason}"
-        )
-        self._outcomes.put_nowait(failure)
+        self._outcomes.put_nowait(_failure(one, reason))
 
     async def _begin(self) -> None:
         """Give the engine what its weights allow."""
@@ -255,10 +259,14 @@ class Rollout:
         holding, generated = outcome
         assert generated.finish_reason is not None
         record = record_of(holding, generated, pipeline=self._context.pipeline)
+        try:
+            ref = await self._context.store(record)
+        except MessageTooLargeError as error:
+            return _failure(holding, str(error))
         return SequenceFinish(
             sequence=holding.sequence,
             epoch=holding.epoch,
-            ref=await self._context.store(record),
+            ref=ref,
             finish_reason=generated.finish_reason,
             num_tokens=len(generated.tokens),
             min_version=min(generated.versions),
@@ -284,7 +292,14 @@ class Rollout:
             await asyncio.sleep(PROGRESS_PERIOD_S)
             keys = self._holdings.older_than(time.monotonic() - PROGRESS_PERIOD_S)
             live = await self._thread.call(lambda engine, keys=keys: engine.snapshot(keys))  # type: ignore[misc]
-            progress = [one for g in live if (one := await self._progress(g)) is not None]
+            grown = [
+                g
+                for g in live
+                if len(g.tokens) >= max(1, PROGRESS_GROWTH * self._told_tokens.get(g.key, 0))
+            ]
+            progress = [one for g in grown if (one := await self._progress(g)) is not None]
+            self._told_tokens = {key: self._told_tokens.get(key, 0) for key in keys}
+            self._told_tokens |= {one.sequence: one.num_tokens for one in progress}
             if progress:
                 await self._context.bus.publish_event(
                     SequencesProgressed(
@@ -299,9 +314,11 @@ class Rollout:
         holding = self._holdings.get(generated.key)
         if holding is None or not generated.tokens:
             return None
-        ref = await self._context.store(
-            record_of(holding, generated, pipeline=self._context.pipeline)
-        )
+        record = record_of(holding, generated, pipeline=self._context.pipeline)
+        try:
+            ref = await self._context.store(record)
+        except MessageTooLargeError:
+            return None  # it fails, with the reason, once it is whole
         return SequenceProgress(
             sequence=holding.sequence,
             epoch=holding.epoch,
@@ -328,6 +345,10 @@ class Rollout:
         ordered = list(refs)
         records = await asyncio.gather(*map(self._context.load, ordered))
         return dict(zip(ordered, records, strict=True))
+
+
+def _failure(one: Placement | Holding, reason: str) -> SequenceFailure:
+    return SequenceFailure(sequence=one.sequence, epoch=one.epoch, reason=f"rollout: {reason}")
 
 
 def _add(engine: Engine, starts: list[SequenceStart]) -> list[str | None]:

@@ -57,8 +57,8 @@ def data_stream_bytes(config: PipelineConfig) -> int:
     staleness, _, depth = config.staleness()
     num_batches = staleness + depth + 1 + config.trainer.checkpoint.every
     texts = longest_sequence_tokens(config) * TEXT_BYTES_PER_TOKEN + RECORD_OVERHEAD_BYTES
-    # A sequence may be stored twice: as progress, and whole.
-    per_sequence = 2 * longest_record_bytes(config) + texts
+    # Its partial records together take twice the whole one at most (see the rollout service).
+    per_sequence = 3 * longest_record_bytes(config) + texts
     group_size = config.algorithm.group_size
     return num_batches * config.trainer.groups_per_batch * (group_size * per_sequence + texts)
 

@@ -7,9 +7,10 @@ Shape letters: B sequences, T tokens, N loss tokens of a micro-batch in row-majo
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -61,23 +62,28 @@ class MicroBatch:
     """Without padding."""
 
 
-async def load_samples(bus: Bus, cut: BatchCut) -> list[Sample]:
-    """The samples of a cut in its order. Raises `RecordGoneError`, or ValueError where a record is
-    not the one that the cut names."""
+Loaded = tuple[str, str, Any, Any]
+"""Group and sequence as the cut names them, and what lies under their references."""
+
+
+async def load_records(bus: Bus, cut: BatchCut) -> list[Loaded]:
+    """The records of a cut in its order; no torch, so that an event loop may do it. Raises
+    `RecordGoneError`."""
     limit = asyncio.Semaphore(LOAD_CONCURRENCY)
 
-    async def load(group: str, trained: TrainedSequence) -> Sample:
+    async def load(group: str, trained: TrainedSequence) -> Loaded:
         async with limit:
             record = await bus.load(trained.record)
             reward = await bus.load(trained.reward)
-        return make_sample(group, trained.sequence, record, reward)
+        return group, trained.sequence, record, reward
 
     wanted = [(group.group, trained) for group in cut.groups for trained in group.sequences]
     return list(await asyncio.gather(*(load(group, trained) for group, trained in wanted)))
 
 
-def make_sample(group: str, sequence: str, record: SequenceRecord, reward: RewardRecord) -> Sample:
-    """One sample from its two records; raises ValueError where they don't belong together."""
+def make_sample(group: str, sequence: str, record: Any, reward: Any) -> Sample:
+    """One sample from its two records; raises ValueError where they are not those that the cut
+    names."""
     if not isinstance(record, SequenceRecord) or not isinstance(reward, RewardRecord):
         raise ValueError(f"sequence {sequence}: its references name other kinds of records")
     if (record.group, record.sequence, reward.sequence) != (group, sequence, sequence):
@@ -104,12 +110,18 @@ def make_sample(group: str, sequence: str, record: SequenceRecord, reward: Rewar
 def permute_rewards(samples: Sequence[Sample], *, seed: int, version: int) -> list[Sample]:
     """The control experiment: rewards shuffled over the whole batch, the same way for the same
     (seed, version)."""
-    generator = torch.Generator().manual_seed((seed << 32) + version)
+    generator = torch.Generator().manual_seed(_mixed(seed, version))
     order = torch.randperm(len(samples), generator=generator).tolist()
     return [
         replace(sample, reward=samples[source].reward)
         for sample, source in zip(samples, order, strict=True)
     ]
+
+
+def _mixed(seed: int, version: int) -> int:
+    """64 bits, whatever the size of the seed."""
+    digest = hashlib.blake2b(f"{seed}/{version}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def split_minibatches(samples: Sequence[Sample], num_minibatches: int) -> list[list[int]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from jigsawrl.bus.base import MessageTooLargeError, RecordGoneError
+from jigsawrl.bus.base import MessageTooLargeError, RecordGoneError, StreamFullError
 from jigsawrl.config import PipelineConfig
 from jigsawrl.contract.commands import BatchCut, Configure, PublishWeights
 from jigsawrl.contract.events import (
@@ -31,7 +31,7 @@ from jigsawrl.contract.message import Ref, Role, message_id
 from jigsawrl.contract.records import WeightManifest
 from jigsawrl.models.device import choose_device
 from services.run import Context, RefusedError
-from services.trainer.batch import Sample, load_samples, permute_rewards
+from services.trainer.batch import Loaded, Sample, load_records, make_sample, permute_rewards
 from services.trainer.learner import Learner
 from services.trainer.metrics import batch_metrics
 from services.trainer.parallel import leave_gang
@@ -44,6 +44,8 @@ log = structlog.get_logger()
 
 SPANS_EVERY_S = 0.5
 """Sub-stage events are coalesced to this."""
+ROOM_TIMEOUT_S = 30.0
+"""A weight channel that stays full for longer is too small for this pipeline."""
 NUM_NEWEST_VERSIONS = 2
 """Versions that stay on the weight channel beside those that the scheduler names."""
 
@@ -126,6 +128,7 @@ class Trainer:
             NotFiniteError,
             RecordGoneError,
             MessageTooLargeError,
+            StreamFullError,
             ValueError,
             OSError,
         ) as error:
@@ -162,14 +165,13 @@ class Trainer:
             raise ValueError(
                 f"told to publish version {command.version}, but holds {self._learner.version}"
             )
-        manifest, ref = await self._publish_weights(command.incarnation)
+        manifest, ref = await self._publish_weights(command)
         await self._announce_version(command.incarnation, manifest, ref, cause=command.id)
 
     async def _train(self, cut: BatchCut) -> None:
         self._context.report("load batch", num_done=cut.version)
-        samples = await load_samples(self._context.bus, cut)
-        if self._config.trainer.control == "permuted_rewards":
-            samples = permute_rewards(samples, seed=self._config.seed, version=cut.version)
+        records = await load_records(self._context.bus, cut)
+        samples = await self._thread.run(partial(self._samples, records, cut.version))
         self._context.report(
             "train", num_done=cut.version, num_total=self._config.trainer.num_steps
         )
@@ -181,7 +183,8 @@ class Trainer:
         except NotFiniteError:
             await self._thread.run(partial(self._recorder.keep_refused, cut.version + 1, samples))
             raise
-        batch = batch_metrics(samples, cut=cut, train_s=time.monotonic() - start)
+        train_s = time.monotonic() - start
+        batch = await self._thread.run(partial(batch_metrics, samples, cut=cut, train_s=train_s))
         self._trained = _Trained(
             samples=samples,
             num_tokens=int(batch["generated_tokens"]),
@@ -189,45 +192,57 @@ class Trainer:
             ended_s=time.time(),
         )
 
+    def _samples(self, records: Sequence[Loaded], version: int) -> list[Sample]:
+        samples = [make_sample(*record) for record in records]
+        if self._config.trainer.control == "permuted_rewards":
+            samples = permute_rewards(samples, seed=self._config.seed, version=version)
+        return samples
+
     async def _complete(self, cut: BatchCut) -> None:
-        """All that follows a step; every part may be repeated."""
-        version = self._learner.version
-        manifest, ref = await self._publish_weights(cut.incarnation)
-        if self._learner.checkpoint_is_due():
-            self._context.report("checkpoint", num_done=version)
-            path = await self._thread.run(self._learner.commit_checkpoint)
-            await self._announce_checkpoint(cut.incarnation, path, cause=cut.id)
-        newest = range(max(0, version - NUM_NEWEST_VERSIONS + 1), version + 1)
-        await self._context.bus.retain_weights(
-            self._context.pipeline, cut.incarnation, sorted({*cut.retain_versions, *newest})
-        )
+        """All that follows a step; every part may be repeated. The record comes before the
+        checkpoint: a trainer that restores this version could not write it any more."""
         trained = self._trained
         if trained is not None:
             line = MetricsLine(
-                version=version,
+                version=self._learner.version,
                 incarnation=cut.incarnation,
                 gang_epoch=self._gang_epoch,
                 time_s=trained.ended_s,
                 metrics=trained.metrics,
             )
             await self._thread.run(partial(self._recorder.record, line, trained.samples))
+        manifest, ref = await self._publish_weights(cut)
+        if self._learner.checkpoint_is_due():
+            self._context.report("checkpoint", num_done=self._learner.version)
+            path = await self._thread.run(self._learner.commit_checkpoint)
+            await self._announce_checkpoint(cut.incarnation, path, cause=cut.id)
         await self._announce_version(cut.incarnation, manifest, ref, cause=cut.id, trained=trained)
 
     # --- Messages ---------------------------------------------------------------------------------
 
-    async def _publish_weights(self, incarnation: int) -> tuple[WeightManifest, Ref]:
-        version = self._learner.version
+    async def _publish_weights(
+        self, command: BatchCut | PublishWeights
+    ) -> tuple[WeightManifest, Ref]:
+        """Old versions go first, so that there is room. Raises `StreamFullError` where there is none
+        for long."""
+        version, incarnation = self._learner.version, command.incarnation
+        pipeline, bus = self._context.pipeline, self._context.bus
         self._context.report("publish weights", num_done=version)
+        newest = {(incarnation, v) for v in range(version - NUM_NEWEST_VERSIONS + 1, version + 1)}
         with self._spans.span("weight_sync", version=version):
-            manifest, payload = await self._thread.run(
-                partial(
-                    self._learner.pack_weights,
-                    pipeline=self._context.pipeline,
-                    incarnation=incarnation,
-                )
-            )
-            ref = await self._context.bus.publish_weights(manifest, payload)
-        return manifest, ref
+            pack = partial(self._learner.pack_weights, pipeline=pipeline, incarnation=incarnation)
+            manifest, payload = await self._thread.run(pack)
+            await bus.retain_weights(pipeline, {*command.retain_versions, *newest})
+            deadline_s = time.monotonic() + ROOM_TIMEOUT_S
+            while True:
+                try:
+                    return manifest, await bus.publish_weights(manifest, payload)
+                except StreamFullError as error:
+                    if time.monotonic() > deadline_s:
+                        raise
+                    log.warning("waits for room on the weight channel", reason=str(error))
+                    self._context.report("wait for room on the weight channel", num_done=version)
+                    await asyncio.sleep(1)
 
     async def _announce_version(
         self,

@@ -273,6 +273,7 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
 class EvaluationConfig(Table, frozen=True, kw_only=True):
     """Greedy accuracy on the held-out set: before, after, and every `every` versions between."""
 
+    enabled: bool = True
     every: PositiveInt | None = None
     max_running: PositiveInt = 256
 
@@ -292,7 +293,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
     rollout: RolloutConfig = RolloutConfig()
     algorithm: GRPOConfig = GRPOConfig()
     trainer: TrainerConfig
-    evaluation: EvaluationConfig | None = EvaluationConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     def __post_init__(self) -> None:
         check_name(self.name, "name")
@@ -310,9 +311,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
 
     def spec(self) -> PipelineSpec:
         """What the scheduler needs to know."""
-        evaluation = (
-            None if self.evaluation is None else EvaluationSpec(every=self.evaluation.every)
-        )
+        evaluation = EvaluationSpec(every=self.evaluation.every)
         staleness, bound, depth = self.staleness()
         return PipelineSpec(
             name=self.name,
@@ -326,7 +325,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
             group_size=self.algorithm.group_size,
             min_group_size=2,
             num_rollout_workers=self.rollout.num_workers,
-            evaluation=evaluation,
+            evaluation=evaluation if self.evaluation.enabled else None,
             dynamic_sampling=self.trainer.dynamic_sampling_spec(),
             device=self.device,
         )

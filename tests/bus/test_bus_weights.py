@@ -36,7 +36,7 @@ async def test_publishing_a_version_again_is_harmless(bus):
 async def test_a_version_that_was_purged_can_be_published_again(bus):
     manifest, payload = some_weights(3 * MEGABYTE)
     await bus.publish_weights(manifest, memoryview(payload))
-    await bus.retain_weights("p", 0, [])
+    await bus.retain_weights("p", [])
     ref = await bus.publish_weights(manifest, memoryview(payload))
     assert await bus.fetch_weights(ref) == (manifest, bytearray(payload))
 
@@ -73,14 +73,14 @@ async def test_versions_that_are_not_retained_are_removed(bus):
     for version in range(4):
         manifest, payload = some_weights(2 * MEGABYTE, version=version)
         refs.append(await bus.publish_weights(manifest, memoryview(payload)))
-    await bus.retain_weights("p", 0, [1, 3])
+    await bus.retain_weights("p", [(0, 1), (0, 3)])
     assert await num_stored(bus) == 2 * 3
     for version in (0, 2):
         with pytest.raises(RecordGoneError):
             await bus.fetch_weights(refs[version])
     for version in (1, 3):
         assert (await bus.fetch_weights(refs[version]))[0].version == version
-    await bus.retain_weights("p", 1, [1, 3])
+    await bus.retain_weights("p", [(1, 1), (1, 3)])
     assert await num_stored(bus) == 0
 
 
@@ -90,7 +90,7 @@ async def test_a_full_channel_says_how_many_bytes_are_needed(bus):
     manifest, payload = some_weights(6 * MEGABYTE)
     with pytest.raises(StreamFullError, match=f"needs {6 * MEGABYTE} bytes"):
         await bus.publish_weights(manifest, memoryview(payload))
-    await bus.retain_weights("p", 0, [])
+    await bus.retain_weights("p", [])
     manifest, payload = some_weights(2 * MEGABYTE)
     await bus.publish_weights(manifest, memoryview(payload))
 

@@ -17,6 +17,7 @@ import pytest
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.config import (
+    EvaluationConfig,
     InitModelConfig,
     PipelineConfig,
     SortDigitsConfig,
@@ -112,7 +113,7 @@ def config(name: str = "p") -> PipelineConfig:
         model=InitModelConfig(max_position_embeddings=64),
         task=SortDigitsConfig(),
         trainer=TrainerConfig(num_steps=2, groups_per_batch=2),
-        evaluation=None,
+        evaluation=EvaluationConfig(enabled=False),
     )
 
 

@@ -131,7 +131,7 @@ async def make_cut(bus: NatsBus, version: int, gang_epoch: int = 1, **changes: A
         version=version,
         groups=tuple(groups),
         cursor=2 * (version + 1),
-        retain_versions=(0,),
+        retain_versions=((1, 0),),
         substages={"bulk_decode": (1.5, 0.5)},
         rollout_s=1.0,
     )
@@ -140,6 +140,7 @@ async def make_cut(bus: NatsBus, version: int, gang_epoch: int = 1, **changes: A
 
 def publish_command(version: int, gang_epoch: int = 1) -> PublishWeights:
     return PublishWeights(
+        retain_versions=(),
         id=f"publish{version}",
         worker=worker(gang_epoch),
         leader_epoch=1,
@@ -218,6 +219,8 @@ async def test_a_new_boot_goes_on_from_the_checkpoint_and_repeats_the_step_exact
     async with start() as trainer:
         for version in range(3):
             await trainer.handle(await make_cut(bus, version))
+    undisturbed = of_kind(await heard(), VersionPublished)[-1]
+    first, _ = await bus.fetch_weights(undisturbed.manifest)
     async with start(gang_epoch=2) as trainer:
         await trainer.handle(publish_command(2, gang_epoch=2))
         await trainer.handle(await make_cut(bus, 2, gang_epoch=2))
@@ -229,11 +232,42 @@ async def test_a_new_boot_goes_on_from_the_checkpoint_and_repeats_the_step_exact
     ]
     published = {(e.version, e.gang_epoch): e for e in of_kind(events, VersionPublished)}
     assert published.keys() == {(1, 1), (2, 1), (3, 1), (2, 2), (3, 2)}
-    # Repeated with the same bits, so the manifest is the same stored record.
-    first, second = published[3, 1], published[3, 2]
-    assert first.metrics["loss"] == second.metrics["loss"]
-    manifests = [(await bus.fetch_weights(event.manifest))[0] for event in (first, second)]
-    assert manifests[0].sha256 == manifests[1].sha256
+    assert published[3, 1].metrics["loss"] == published[3, 2].metrics["loss"]
+    second, _ = await bus.fetch_weights(published[3, 2].manifest)
+    assert first.sha256 == second.sha256
+
+
+async def test_a_step_is_on_record_before_its_checkpoint_can_be_restored(
+    bus: NatsBus, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object, **__: object) -> None:
+        raise SystemError("dies while it announces")
+
+    async with start() as trainer:
+        await trainer.handle(await make_cut(bus, 0))
+        monkeypatch.setattr(trainer, "_announce_checkpoint", crash)
+        with pytest.raises(SystemError):
+            await trainer.handle(await make_cut(bus, 1))  # version 2 is checkpointed
+    monkeypatch.undo()
+    async with start(gang_epoch=2) as trainer:
+        await trainer.handle(publish_command(2, gang_epoch=2))
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["version"] for line in lines] == [1, 2]
+
+
+async def test_a_full_weight_channel_makes_room_before_it_is_written(
+    bus: NatsBus, start: Start, heard: Heard
+) -> None:
+    spec = bus.subjects.weights_stream("p")
+    async with start() as trainer:
+        await trainer.handle(publish_command(0))
+        one = await bus.count_messages(spec.name)
+        num_bytes = of_kind(await heard(), VersionPublished)[0].num_bytes
+        small = msgspec.structs.replace(spec, max_bytes=int(3.5 * num_bytes) + 40_000)
+        await bus.create_streams([small])
+        for version in range(4):
+            await trainer.handle(await make_cut(bus, version, retain_versions=()))
+        assert await bus.count_messages(spec.name) == 2 * one
 
 
 async def test_only_the_newest_and_the_retained_weights_stay(
@@ -242,7 +276,7 @@ async def test_only_the_newest_and_the_retained_weights_stay(
     async with start() as trainer:
         await trainer.handle(publish_command(0))
         for version in range(4):
-            await trainer.handle(await make_cut(bus, version, retain_versions=(1,)))
+            await trainer.handle(await make_cut(bus, version, retain_versions=((1, 1),)))
     present = []
     for event in of_kind(await heard(), VersionPublished):
         try:

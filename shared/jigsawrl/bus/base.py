@@ -127,10 +127,8 @@ class Bus(Protocol):
         """A version's manifest and payload, checked against its sha256; raises `RecordGoneError`
         or, where the checksum differs after three tries, `BusError`."""
 
-    async def retain_weights(
-        self, pipeline: str, incarnation: int, versions: Iterable[int]
-    ) -> None:
-        """Remove from the weight channel every version that is not named."""
+    async def retain_weights(self, pipeline: str, kept: Iterable[tuple[int, int]]) -> None:
+        """Remove from the weight channel every (incarnation, version) that is not named."""
 
     async def save_snapshot(self, payload: bytes) -> None:
         """Store a scheduler snapshot; the last two are kept."""

@@ -168,10 +168,8 @@ class NatsBus:
     ) -> tuple[WeightManifest, bytearray]:
         return await self._weights.fetch(manifest, window=window)
 
-    async def retain_weights(
-        self, pipeline: str, incarnation: int, versions: Iterable[int]
-    ) -> None:
-        await self._weights.retain(pipeline, incarnation, versions)
+    async def retain_weights(self, pipeline: str, kept: Iterable[tuple[int, int]]) -> None:
+        await self._weights.retain(pipeline, kept)
 
     async def save_snapshot(self, payload: bytes) -> None:
         subject = self.subjects.snapshots_stream().subjects[0]

@@ -134,18 +134,18 @@ class WeightChannel:
             )
         return payload
 
-    async def retain(self, pipeline: str, incarnation: int, versions: Iterable[int]) -> None:
+    async def retain(self, pipeline: str, kept: Iterable[tuple[int, int]]) -> None:
         """See `Bus.retain_weights`."""
         stream = self._subjects.weights_stream(pipeline).name
-        kept = {
+        prefixes = {
             self._subjects.weights_of_version(pipeline, incarnation, version)
-            for version in versions
+            for incarnation, version in kept
         }
         num_tokens = self._subjects.weights_of_version(pipeline, 0, 0).count(".") + 1
         stored = await subjects_stored(
             self._connection, stream, f"{self._subjects.prefix}.weights.{pipeline}.>"
         )
-        for version in {".".join(subject.split(".")[:num_tokens]) for subject in stored} - kept:
+        for version in {".".join(subject.split(".")[:num_tokens]) for subject in stored} - prefixes:
             await purge(self._connection, stream, before=None, subject=f"{version}.>")
 
 

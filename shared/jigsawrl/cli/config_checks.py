@@ -28,6 +28,9 @@ def inert_keys(config: PipelineConfig) -> dict[str, str]:
         )
         inert["algorithm.clip_low"] = why
         inert["algorithm.clip_high"] = why
+    if not config.evaluation.enabled:
+        why = "with evaluation.enabled = false; remove it or enable evaluation"
+        inert["evaluation.every"] = inert["evaluation.max_running"] = why
     return inert
 
 

@@ -30,8 +30,15 @@ def run(config: PipelineConfig, *, runs_folder: Path, name: str | None) -> int:
     view = _build_view()
     try:
         folder = make_run_folder(runs_folder, pipeline=config.name, name=name)
-        (folder / "config.json").write_text(to_json(config) + "\n")
-        (folder / "logs").mkdir()
+        try:
+            (folder / "config.json").write_text(to_json(config) + "\n")
+            (folder / "logs").mkdir()
+        except OSError as error:
+            raise CommandError(
+                f"can't write into {folder}: {error.strerror}; free some space or choose another"
+                " --runs-folder",
+                status=EXIT_BAD_INPUT,
+            ) from None
         logging.basicConfig(
             filename=folder / "logs" / "jigsaw.log",
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
@@ -145,5 +152,8 @@ def _conclude(watched: WatchedRun) -> None:
         print(f"jigsaw run: {watched.problem}", file=sys.stderr, flush=True)
     if status is not None:
         line = to_line(summarize(status, run_folder=watched.folder))
-        (watched.folder / "summary.json").write_text(line + "\n")
+        try:
+            (watched.folder / "summary.json").write_text(line + "\n")
+        except OSError as error:
+            print(f"jigsaw run: no summary.json: {error.strerror}", file=sys.stderr)
         print(line, flush=True)

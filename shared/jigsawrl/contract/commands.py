@@ -156,8 +156,9 @@ class BatchCut(Command, frozen=True, kw_only=True):
     groups: tuple[TrainedGroup, ...]
     cursor: int
     """First training prompt that no group before or in this cut used; saved in checkpoints."""
-    retain_versions: tuple[int, ...]
-    """Versions that must stay on the weight channel; the trainer purges others but the newest two."""
+    retain_versions: tuple[tuple[int, int], ...]
+    """(incarnation, version) that must stay on the weight channel; the trainer purges all others but
+    its newest two."""
     substages: dict[str, tuple[float, float]]
     """Sub-stage kind -> (seconds summed over workers, mean share) since the last cut, for metrics."""
     rollout_s: float
@@ -170,6 +171,8 @@ class PublishWeights(Command, frozen=True, kw_only=True):
     incarnation: int
     gang_epoch: int
     version: int
+    retain_versions: tuple[tuple[int, int], ...]
+    """As in `BatchCut`."""
 
 
 # --- To evaluation workers -----------------------------------------------------------------------

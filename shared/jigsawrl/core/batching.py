@@ -16,11 +16,15 @@ from jigsawrl.core import ids
 from jigsawrl.core.admission import drop_stale
 from jigsawrl.core.filtering import trains_smaller
 from jigsawrl.core.outbox import Outbox
-from jigsawrl.core.state import Cut, Group, Pipeline, Tenant
+from jigsawrl.core.state import Cut, Group, Pipeline, State, Tenant
+from jigsawrl.core.workers import current
 
 
-def measure(pipeline: Pipeline, event: SubStagesEnded) -> None:
-    """Sum up sub-stages for the metrics of the next cut."""
+def measure(state: State, pipeline: Pipeline, event: SubStagesEnded) -> None:
+    """Sum up sub-stages of living boots for the metrics of the next cut."""
+    if current(pipeline, event.worker) is None:
+        state.num_ignored += 1
+        return
     for span in event.spans:
         seconds, weighted = pipeline.substages.get(span.kind, (0.0, 0.0))
         pipeline.substages[span.kind] = (
@@ -88,7 +92,7 @@ def _command(pipeline: Pipeline, batch: Cut, trainer: Tenant, outbox: Outbox) ->
         version=batch.version,
         groups=tuple(_trained(pipeline, group) for group in batch.groups),
         cursor=batch.cursor,
-        retain_versions=tuple(sorted(pipeline.manifests)),
+        retain_versions=pipeline.retained,
         substages=batch.substages,
         rollout_s=batch.rollout_s,
     )

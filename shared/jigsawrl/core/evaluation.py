@@ -96,9 +96,9 @@ def evaluate(pipeline: Pipeline, outbox: Outbox) -> None:
     running = pipeline.evaluation
     if running is None or running.sent_to is not None:
         return
-    manifest = pipeline.manifests.get(running.version)
+    published = pipeline.published.get(running.version)
     tenants = pipeline.usable("evaluation")
-    if not tenants or manifest is None:
+    if not tenants or published is None:
         return
     running.attempt += 1
     running.sent_to = tenants[0].worker
@@ -108,7 +108,7 @@ def evaluate(pipeline: Pipeline, outbox: Outbox) -> None:
             **outbox.to(running.sent_to),
             incarnation=running.incarnation,
             version=running.version,
-            manifest=manifest,
+            manifest=published.manifest,
             attempt=running.attempt,
         )
     )

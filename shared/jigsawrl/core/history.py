@@ -13,7 +13,7 @@ from jigsawrl.contract.events import CheckpointCommitted, VersionPublished
 from jigsawrl.core import evaluation, pipelines
 from jigsawrl.core.groups import end, revive
 from jigsawrl.core.outbox import Outbox
-from jigsawrl.core.state import Cut, Group, Pipeline, State
+from jigsawrl.core.state import Cut, Group, Pipeline, Published, State
 from jigsawrl.core.workers import current
 
 
@@ -69,7 +69,7 @@ def roll_back(pipeline: Pipeline, version: int) -> None:
     pipeline.groups = dict(sorted(pipeline.groups.items()))
     pipeline.returned_cursors = sorted([*pipeline.returned_cursors, *returned])
     pipeline.version = version
-    pipeline.manifests = {v: ref for v, ref in pipeline.manifests.items() if v < version}
+    pipeline.published = {v: p for v, p in pipeline.published.items() if v < version}
     pipeline.placed_since_s = None
     pipeline.stage = "running"
     evaluation.void(pipeline, version)
@@ -89,7 +89,7 @@ def published(state: State, pipeline: Pipeline, event: VersionPublished) -> None
     if not known or not (first or again or following):
         state.num_ignored += 1
         return
-    pipeline.manifests[event.version] = event.manifest
+    pipeline.published[event.version] = Published(pipeline.incarnation, event.manifest)
     pipeline.trainer_version = event.version
     if again:
         return
@@ -130,8 +130,8 @@ def _forget(pipeline: Pipeline) -> None:
     covered = pipeline.checkpoint_version or 0
     pipeline.cuts = [c for c in pipeline.cuts if not c.trained or c.version >= covered]
     needed = evaluation.pinned(pipeline)
-    pipeline.manifests = {
-        v: ref for v, ref in pipeline.manifests.items() if v == pipeline.version or v in needed
+    pipeline.published = {
+        v: p for v, p in pipeline.published.items() if v == pipeline.version or v in needed
     }
 
 
@@ -154,6 +154,7 @@ def publish(pipeline: Pipeline, outbox: Outbox) -> None:
             incarnation=pipeline.incarnation,
             gang_epoch=pipeline.gang_epoch,
             version=pipeline.trainer_version,
+            retain_versions=pipeline.retained,
         )
     )
     pipeline.publish_due = False

@@ -66,7 +66,7 @@ class Scheduler:
             events.WorkerReady: self._worker_ready,
             events.WorkerRefused: self._worker_refused,
             events.Inventory: self._inventory,
-            events.SubStagesEnded: lambda p, e: batching.measure(p, e),
+            events.SubStagesEnded: lambda p, e: batching.measure(self.state, p, e),
             events.GroupsMade: lambda p, e: groups.made(self.state, p, e),
             events.SequencesAccepted: lambda p, e: groups.accepted(self.state, p, e),
             events.SequencesProgressed: lambda p, e: groups.progressed(self.state, p, e),

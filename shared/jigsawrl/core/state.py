@@ -98,6 +98,13 @@ class Cut(msgspec.Struct):
     num_trained_tokens: int = 0
 
 
+class Published(msgspec.Struct, frozen=True):
+    """One version on the weight channel."""
+
+    incarnation: int
+    manifest: Ref
+
+
 class Tenant(msgspec.Struct):
     """One worker id of a pipeline and the boot that lives now."""
 
@@ -174,8 +181,8 @@ class Pipeline(msgspec.Struct):
     """Version at which this history began: 0, or what the first trainer restored."""
     incarnation: int = 0
     gang_epoch: int = 0
-    manifests: dict[int, Ref] = {}
-    """The newest version's, and those under or due for evaluation."""
+    published: dict[int, Published] = {}
+    """By version: the newest version's, and those under or due for evaluation."""
     trainer_version: int | None = None
     """Version the living trainer holds."""
     publish_due: bool = False
@@ -242,6 +249,11 @@ class Pipeline(msgspec.Struct):
     def trainer(self) -> Tenant | None:
         """Its trainer."""
         return next((t for t in self.tenants.values() if t.role == "trainer"), None)
+
+    @property
+    def retained(self) -> tuple[tuple[int, int], ...]:
+        """(incarnation, version) of what must stay on the weight channel."""
+        return tuple(sorted((p.incarnation, version) for version, p in self.published.items()))
 
     def usable(self, role: Role) -> list[Tenant]:
         """Tenants of a role that take work now, in order of joining."""

@@ -133,8 +133,8 @@ def configure(pipeline: Pipeline, outbox: Outbox) -> None:
 def load_weights(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
     """Have every rollout worker load the newest version."""
     version = pipeline.version
-    manifest = None if version is None else pipeline.manifests.get(version)
-    if manifest is None or version is None or pipeline.stage != "running":
+    published = None if version is None else pipeline.published.get(version)
+    if published is None or version is None or pipeline.stage != "running":
         return
     wanted = (pipeline.incarnation, version)
     for tenant in pipeline.usable("rollout"):
@@ -145,7 +145,7 @@ def load_weights(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
                 **outbox.to(tenant.worker),
                 incarnation=pipeline.incarnation,
                 version=version,
-                manifest=manifest,
+                manifest=published.manifest,
             )
         )
         tenant.loading = wanted

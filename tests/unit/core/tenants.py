@@ -161,15 +161,24 @@ class Tenants:
 
     def _on_publishweights(self, process: Process, command: c.PublishWeights) -> None:
         assert command.version == process.version
-        self._announce(process, command.incarnation, 0)
+        self._announce(process, command, 0)
 
-    def _announce(self, process: Process, incarnation: int, num_tokens: int) -> None:
+    def _announce(
+        self, process: Process, command: c.BatchCut | c.PublishWeights, num_tokens: int
+    ) -> None:
+        incarnation, manifest = command.incarnation, self._world.new_ref("WEIGHTS")
+        newest = {(incarnation, process.version), (incarnation, process.version - 1)}
+        kept = {*command.retain_versions, *newest}
+        channel = self._world.channels.setdefault(process.order.pipeline, {})
+        channel[manifest] = (incarnation, process.version)
+        for ref in [ref for ref, named in channel.items() if named not in kept]:
+            del channel[ref]
         event = e.VersionPublished(
             **self._head(process, "published"),
             gang_epoch=process.gang_epoch,
             incarnation=incarnation,
             version=process.version,
-            manifest=self._world.new_ref("WEIGHTS"),
+            manifest=manifest,
             num_bytes=1,
             num_trained_tokens=num_tokens,
             metrics={"loss": 1.0} if num_tokens else {},
@@ -193,7 +202,7 @@ class Tenants:
         if self._world.chance(self._world.faults.kill_per_s * 10):
             self._world.kill(process)
             return
-        self._announce(process, command.incarnation, 100)
+        self._announce(process, command, 100)
         if self._world.checkpoints.get(pipeline) == process.version:
             self._world.say(
                 process,
@@ -207,6 +216,7 @@ class Tenants:
             )
 
     def _on_evaluate(self, process: Process, command: c.Evaluate) -> None:
+        assert command.manifest in self._world.channels[process.order.pipeline], "purged too early"
         event = e.EvaluationFinished(
             **self._head(process, "evaluated"),
             incarnation=command.incarnation,

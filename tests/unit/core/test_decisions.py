@@ -294,7 +294,7 @@ def test_first_and_last_evaluations_are_never_skipped_and_others_are_counted() -
     assert pipeline.num_evaluations_skipped > 0
     assert len(versions) + pipeline.num_evaluations_skipped == 7
     for cut in issued(world, c.BatchCut):
-        assert cut.version in cut.retain_versions
+        assert (cut.incarnation, cut.version) in cut.retain_versions
 
 
 def test_data_is_needed_until_a_checkpoint_covers_it(world: World) -> None:

@@ -82,6 +82,8 @@ class World:
         self.cuts: list[c.BatchCut] = []
         self.processes: dict[str, Process] = {}
         self.checkpoints: dict[str, int] = {}
+        self.channels: dict[str, dict[Ref, tuple[int, int]]] = {}
+        """Per pipeline what lies on its weight channel: manifest -> (incarnation, version)."""
         self.checkpoint_every = 2
         self._orders: dict[str, c.StartTenant] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
