@@ -47,6 +47,12 @@ def test_a_run_leaves_its_config_metrics_trajectories_checkpoints_and_logs(
     assert {"tiny.trainer0.log", "tiny.rollout0.log", "tiny.evaluation0.log"} <= logs
 
 
+def test_engine_and_trainer_agree_on_the_log_probs_of_fresh_data(finished: FinishedRun) -> None:
+    lines = (finished.live.run_folder / "metrics.jsonl").read_text().splitlines()
+    gaps = [json.loads(line)["logprob_gap_max"] for line in lines]
+    assert 0 < max(gaps) < 1e-4
+
+
 def test_every_service_is_a_process_of_its_own(finished: FinishedRun) -> None:
     pids = finished.recording.pids
     assert set(pids) >= set(ROLES)
