@@ -4,6 +4,9 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 EXAMPLE ?= examples/sort-digits.toml
+# PyPI's torch for x86-64 Linux carries CUDA (gigabytes). Without a GPU:
+# make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 export OMP_NUM_THREADS ?= 1
 
 run: install
@@ -17,7 +20,7 @@ $(VENV)/.installed: pyproject.toml deploy/constraints-cpu.txt
 	@python3 -c 'import venv, ensurepip' 2>/dev/null || \
 		{ echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
 	python3 -m venv $(VENV)
-	$(PY) -m pip install -q -c deploy/constraints-cpu.txt -e '.[cli,services,tasks,torch,dev]'
+	$(PY) -m pip install -q -c deploy/constraints-cpu.txt $(TORCH_INDEX:%=--extra-index-url %) -e '.[cli,services,tasks,torch,dev]'
 	touch $@
 
 lint: install

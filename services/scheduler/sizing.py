@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jigsawrl.config import InitModelConfig, PathModelConfig, PipelineConfig
-from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES
+from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES, MAX_WEIGHT_BYTES
 
 BYTES_PER_TOKEN = 13
 """Of a sequence record: token, log-prob and version of 4 bytes each, loss mask of 1."""
@@ -28,9 +28,6 @@ MAX_VOCABULARY = 1024
 
 NUM_VERSIONS = 5
 """On the weight channel: the newest two, one being written, two pinned by evaluation."""
-
-MAX_WEIGHT_BYTES = 2 * 1024**3
-"""The channel's limit for one version; a trainer above it refuses and names the alternatives."""
 
 
 def longest_sequence_tokens(config: PipelineConfig) -> int:

@@ -25,7 +25,7 @@ from jigsawrl.tasks import Task
 
 FIRST_CURSOR = 2**40
 """Warm-up problems come from far along the training stream: reinforcement learning, which starts at 0,
-does not meet them again."""
+does not meet them again (where the task has enough of them: a file repeats its lines)."""
 WINDOW_BATCHES = 8
 """The share solved is a mean over this many batches: with 64 problems each its deviation is 0.02."""
 NUM_RISE_STEPS = 20

@@ -41,6 +41,10 @@ class WarmupConfig(Table, frozen=True, kw_only=True):
     max_steps: PositiveInt = 4000
 
 
+ARCHITECTURES = ("qwen3", "llama")
+"""``model_type`` of the Hugging Face checkpoints that the embedded engine can run."""
+
+
 class InitModelConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="init"):
     """A small Qwen3-architecture model and a character tokenizer, from nothing."""
 

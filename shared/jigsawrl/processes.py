@@ -34,17 +34,18 @@ fault that takes 30 s to show ends as surely as one that shows at once."""
 class Restarts:
     """Says for one child, death by death, whether it is started again and after which pause."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._num_failures = 0
-        self._started_s = time.monotonic()
+        self._started_s = clock()
 
     def started(self) -> None:
         """The child was started now."""
-        self._started_s = time.monotonic()
+        self._started_s = self._clock()
 
     def pause_s(self) -> float | None:
         """The child died now: how long to wait before the next start; None = give it up."""
-        if time.monotonic() - self._started_s > SHORT_LIFE_S:
+        if self._clock() - self._started_s > SHORT_LIFE_S:
             self._num_failures = 0
         self._num_failures += 1
         if self._num_failures >= MAX_FAILURES:

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jigsawrl.config import ARCHITECTURES
 from services.rollout.engine.cache import SlotCache
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -222,8 +223,9 @@ def parse_config(model_config: str) -> Any:
 
     fields = json.loads(model_config)
     kind = fields.pop("model_type", None)
-    if kind not in ("qwen3", "llama"):
-        raise ValueError(f"the rollout engine runs qwen3 and llama models, not {kind!r}")
+    if kind not in ARCHITECTURES:
+        names = " and ".join(ARCHITECTURES)
+        raise ValueError(f"the rollout engine runs {names} models, not {kind!r}")
     config = AutoConfig.for_model(kind, **fields)
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
     if rope_type not in ROPE_TYPES:

@@ -21,10 +21,7 @@ from jigsawrl.bus.streams import load, purge, subjects_stored
 from jigsawrl.contract.codec import RECORDS, UndecodableError, encode
 from jigsawrl.contract.message import Ref, message_id
 from jigsawrl.contract.records import WeightChunk, WeightManifest
-from jigsawrl.contract.streams import Subjects
-
-MAX_BYTES = 2 * 1024**3
-"""Of one version; more would hold up everything else on the server."""
+from jigsawrl.contract.streams import MAX_WEIGHT_BYTES, Subjects
 
 NUM_TRIES = 3
 """Reads of a version before its checksum counts as wrong."""
@@ -150,10 +147,10 @@ class WeightChannel:
 
 
 def _check(manifest: WeightManifest, payload: memoryview) -> None:
-    if manifest.num_bytes > MAX_BYTES:
+    if manifest.num_bytes > MAX_WEIGHT_BYTES:
         raise BusError(
             f"weights of {manifest.num_bytes} bytes are too large for the NATS weight channel"
-            f" ({MAX_BYTES} bytes): it takes a shared disk or a process group to move them"
+            f" ({MAX_WEIGHT_BYTES} bytes): it takes a shared disk or a process group to move them"
         )
     num_chunks = -(-manifest.num_bytes // manifest.chunk_bytes)
     assert len(payload) == manifest.num_bytes, "the manifest states another size"

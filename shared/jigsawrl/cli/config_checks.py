@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from jigsawrl.cli.errors import ConfigError
-from jigsawrl.config import InitModelConfig, PathModelConfig, PipelineConfig, ReasoningGymConfig
-
-ARCHITECTURES = ("qwen3", "llama")
-"""``model_type`` of the checkpoints that the rollout engine can run."""
+from jigsawrl.config import (
+    ARCHITECTURES,
+    InitModelConfig,
+    PathModelConfig,
+    PipelineConfig,
+    ReasoningGymConfig,
+)
 
 
 def inert_keys(config: PipelineConfig) -> dict[str, str]:

@@ -29,6 +29,9 @@ from jigsawrl.contract.requests import Activity
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 """The embedded server's ``max_payload``; one message with its headers must fit."""
 
+MAX_WEIGHT_BYTES = 2 * 1024**3
+"""One version on the weight channel: more would hold up everything else on the server."""
+
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 """Pipelines and nodes."""
 

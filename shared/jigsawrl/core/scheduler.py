@@ -147,6 +147,7 @@ class Scheduler:
                 pipeline.leases_checked_s = state.clock.now_s
                 dispatch.expire(state, pipeline)
                 workers.expire_loads(state, pipeline)
+                workers.expire_silent(state, pipeline)
 
     def _cancelled(self, pipeline: Pipeline, event: events.PipelineCancelled) -> None:
         pipelines.fail(self.state, pipeline, f"cancelled: {event.reason}")
@@ -174,10 +175,13 @@ class Scheduler:
             pipelines.fail(self.state, pipeline, f"{event.worker.id}: {event.reason}")
 
     def _inventory(self, pipeline: Pipeline, event: events.Inventory) -> None:
-        if workers.current(pipeline, event.worker) is None:
+        tenant = workers.current(pipeline, event.worker)
+        if tenant is None:
             self.state.num_ignored += 1
-        else:
-            groups.inventory(pipeline, event)
+            return
+        tenant.heard_s = self.state.clock.now_s
+        tenant.lost = False
+        groups.inventory(pipeline, event)
 
     # --- Deciding --------------------------------------------------------------------------------
 

@@ -120,7 +120,9 @@ class Tenant(msgspec.Struct):
     configured: bool = False
     ready: bool = False
     lost: bool = False
-    """Its node is silent."""
+    """Its node is silent, or it is itself."""
+    heard_s: float = 0.0
+    """Stream time of a rollout worker's last inventory."""
     incarnation: int = 0
     version: int | None = None
     """Weights it has loaded."""

@@ -99,7 +99,7 @@ def waiting_for(state: State, pipeline: Pipeline) -> list[str]:
 
 def _tenant_wait(tenant: Tenant) -> str:
     if tenant.lost:
-        return f"{tenant.id}: its node {tenant.node} is lost"
+        return f"{tenant.id} or its node {tenant.node} to be heard again"
     return f"{tenant.id} to {'start' if tenant.boot is None else 'get ready'}"
 
 

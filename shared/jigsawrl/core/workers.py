@@ -12,6 +12,9 @@ from jigsawrl.core.state import Pipeline, State, Tenant
 NUM_PAST_BOOTS = 16
 """Boots remembered per tenant, so that a late message of one is not taken for a new start."""
 
+SILENCE_S = 30.0
+"""Three missed inventories of a rollout worker."""
+
 LOAD_LEASE_S = 30.0
 """A worker that has not loaded by then is told again, and the others no longer wait for it."""
 
@@ -79,6 +82,15 @@ def lose(pipeline: Pipeline, tenant: Tenant) -> None:
             evaluation.sent_to = None
 
 
+def expire_silent(state: State, pipeline: Pipeline) -> None:
+    """Rollout workers of living nodes that send no inventory (a frozen process, a dead engine): their
+    sequences have no lease of their own while they run."""
+    for tenant in pipeline.usable("rollout"):
+        if state.clock.expired(tenant.heard_s, term_s=SILENCE_S):
+            lose(pipeline, tenant)
+            state.touch(pipeline)
+
+
 def ready(state: State, pipeline: Pipeline, event: WorkerReady) -> bool:
     """A boot takes work; False where that is no news."""
     tenant = current(pipeline, event.worker)
@@ -87,6 +99,7 @@ def ready(state: State, pipeline: Pipeline, event: WorkerReady) -> bool:
         state.num_ignored += 1
         return False
     tenant.ready = True
+    tenant.heard_s = state.clock.now_s
     return True
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-ARCHITECTURES = ("qwen3", "llama")
+from jigsawrl.config import ARCHITECTURES
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

@@ -13,10 +13,10 @@ import torch
 
 from jigsawrl.contract.message import DType, message_id
 from jigsawrl.contract.records import WeightManifest, WeightTensor
+from jigsawrl.contract.streams import MAX_WEIGHT_BYTES
 
 CHUNK_BYTES = 1024 * 1024
 """One message of the weight channel; 1 MB measured fastest over JetStream."""
-MAX_PAYLOAD_BYTES = 2 * 1024**3
 
 _DTYPES: dict[torch.dtype, DType] = {
     torch.float32: "float32",
@@ -38,9 +38,9 @@ def pack(
 
     Raises ValueError where the payload exceeds what the channel carries."""
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    if num_bytes > MAX_PAYLOAD_BYTES:
+    if num_bytes > MAX_WEIGHT_BYTES:
         raise ValueError(
-            f"weights of {num_bytes} bytes exceed the {MAX_PAYLOAD_BYTES} that the weight channel"
+            f"weights of {num_bytes} bytes exceed the {MAX_WEIGHT_BYTES} that the weight channel"
             " carries; larger models need weights over shared disk or a process group"
         )
     payload = bytearray(num_bytes)

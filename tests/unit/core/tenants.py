@@ -20,6 +20,8 @@ class Process:
         self.worker = worker
         self.order = order
         self.alive = True
+        self.frozen = False
+        """Says nothing (SIGSTOP); what it would have said meanwhile is lost."""
         self.weights = (0, -1)
         self.gang_epoch = 0
         self.incarnation = 0

@@ -234,7 +234,7 @@ def test_a_silent_nodes_work_is_freed_and_goes_on_when_it_is_heard_again() -> No
     world.silence(20.0)
     world.run_until(lambda: not world.scheduler.state.nodes["node"].up)
     status = pipeline_status(world.scheduler.state, pipeline_of(world))
-    assert "p.trainer0: its node node is lost" in status.waiting_for
+    assert "p.trainer0 or its node node to be heard again" in status.waiting_for
     world.run()
     assert pipeline_of(world).stage == "finished"
     invariants.check(world.scheduler.state)
@@ -282,6 +282,27 @@ def test_a_member_started_by_hand_gets_work(world: World) -> None:
     world.run()
     owners = {place.worker.id for place in issued(world, c.PlaceSequences)}
     assert "p.rollout-hand" in owners
+
+
+def test_a_frozen_rollout_worker_loses_its_sequences_and_drops_them_when_it_comes_back() -> None:
+    world = World(seed=0, faults=KIND, pipelines=[spec()])
+    world.run_until(lambda: len(running(world)) > 3)
+    process = world.processes["p.rollout0"]
+    process.frozen = True
+    owned = set(process.held)
+    assert owned
+    start_s = world.now_s
+    world.run_until(lambda: pipeline_of(world).tenants["p.rollout0"].lost)
+    assert 20 < world.now_s - start_s < 40
+    placed = [x for x in issued(world, c.PlaceSequences) if x.worker.id == "p.rollout1"]
+    assert owned <= {p.sequence for x in placed for p in x.placements}
+    process.frozen = False
+    process.held |= dict.fromkeys(owned, 1)  # it never finished them
+    world.run_until(lambda: not pipeline_of(world).tenants["p.rollout0"].lost)
+    world.run_until(lambda: not process.held)
+    world.run()
+    assert pipeline_of(world).stage == "finished"
+    invariants.check(world.scheduler.state)
 
 
 def test_first_and_last_evaluations_are_never_skipped_and_others_are_counted() -> None:

@@ -142,7 +142,9 @@ class World:
 
     def say(self, process: Process, event: e.Event) -> None:
         """An event of a process, with the faults of the way."""
-        if not process.alive or (isinstance(event, LOSABLE) and self.chance(self.faults.lose)):
+        if not process.alive or process.frozen:
+            return
+        if isinstance(event, LOSABLE) and self.chance(self.faults.lose):
             return
         self.publish(event)
         if self.chance(self.faults.repeat):
