@@ -1,1 +1,1 @@
-""""""
+"""Decides. Pure: no clock, no bus, no randomness, no torch; `scheduler.Scheduler` is the way in."""
