@@ -1,1 +1,1 @@
-"""Moves messages, and alone knows NATS: `base.Bus` says what is promised, `client.connect` makes one."""
+"""Moves messages; alone knows NATS. `base.Bus` says what is promised, `client.connect` makes one."""
