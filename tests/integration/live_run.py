@@ -71,14 +71,20 @@ POLL_S = 0.05
 class LiveRun:
     """The process of one `jigsaw run`; a context that leaves nothing behind."""
 
-    def __init__(self, folder: Path, *overrides: str, pipeline: str = PIPELINE) -> None:
+    def __init__(
+        self, folder: Path, *overrides: str, pipeline: str = PIPELINE, resume: bool = False
+    ) -> None:
+        """With `resume` it goes on with the run that an earlier one left in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "pipeline.toml"
-        path.write_text(pipeline)
         self.run_folder = folder / "runs" / "run"
         self._out, self._err = folder / "stdout", folder / "stderr"
-        command = [sys.executable, "-m", "jigsawrl.cli.main", "run", str(path)]
-        command += ["--runs-folder", str(folder / "runs"), "--name", "run"]
+        command = [sys.executable, "-m", "jigsawrl.cli.main", "run"]
+        if resume:
+            command += ["--resume", str(self.run_folder)]
+        else:
+            path.write_text(pipeline)
+            command += [str(path), "--runs-folder", str(folder / "runs"), "--name", "run"]
         for override in overrides:
             command += ["--set", override]
         with self._out.open("wb") as out, self._err.open("wb") as err:

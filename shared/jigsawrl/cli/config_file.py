@@ -117,6 +117,11 @@ def to_json(config: PipelineConfig) -> str:
     return msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
 
 
+def from_json(payload: bytes) -> PipelineConfig:
+    """What `to_json` wrote; raises ValueError."""
+    return msgspec.json.decode(payload, type=PipelineConfig)
+
+
 def to_toml(config: PipelineConfig) -> str:
     """The resolved config as a pipeline file that gives the same config again.
 

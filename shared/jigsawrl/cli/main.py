@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, CommandError, ConfigError
 
@@ -38,11 +39,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="train a pipeline on this machine, everything embedded")
-    _add_pipeline(run)
-    run.add_argument(
-        "--runs-folder", type=Path, default=Path("runs"), metavar="DIR", help="default: runs"
-    )
+    _add_pipeline(run, nargs="?")
+    run.add_argument("--runs-folder", type=Path, metavar="DIR", help="default: runs")
     run.add_argument("--name", help="the run's folder; default: pipeline's name and the time")
+    run.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with a run that was stopped or killed"
+    )
 
     check = commands.add_parser("check", help="validate a pipeline file, print what it resolves to")
     _add_pipeline(check)
@@ -71,8 +73,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_pipeline(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pipeline", type=Path, metavar="PIPELINE.toml")
+def _add_pipeline(parser: argparse.ArgumentParser, *, nargs: Literal["?"] | None = None) -> None:
+    parser.add_argument("pipeline", type=Path, metavar="PIPELINE.toml", nargs=nargs)
     parser.add_argument(
         "--set",
         action="append",
@@ -83,13 +85,38 @@ def _add_pipeline(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.resume is not None:
+        return _resume(arguments)
+    if arguments.pipeline is None:
+        raise CommandError("give a PIPELINE.toml, or --resume RUN", status=EXIT_BAD_INPUT)
     from jigsawrl.cli.config_file import load_config
 
     config = load_config(arguments.pipeline, overrides=arguments.set)
     require_programs("services")
     from jigsawrl.cli.run_command import run
 
-    return run(config, runs_folder=arguments.runs_folder, name=arguments.name)
+    runs_folder = arguments.runs_folder or Path("runs")
+    return run(config, runs_folder=runs_folder, name=arguments.name)
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    given = {
+        "PIPELINE.toml": arguments.pipeline,
+        "--set": arguments.set,
+        "--name": arguments.name,
+        "--runs-folder": arguments.runs_folder,
+    }
+    for option, value in given.items():
+        if value:
+            raise CommandError(
+                f"{option} has no effect with --resume: a run goes on with the configuration and"
+                " the folder that it has",
+                status=EXIT_BAD_INPUT,
+            )
+    require_programs("services")
+    from jigsawrl.cli.run_command import resume
+
+    return resume(arguments.resume)
 
 
 def _check(arguments: argparse.Namespace) -> int:

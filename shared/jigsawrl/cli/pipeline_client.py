@@ -62,10 +62,14 @@ class PipelineClient:
         self._numbers = itertools.count()
 
     async def run(self) -> PipelineStatus:
-        """Submit and watch; the state in which it ended. Raises `CommandError` where refused."""
+        """Submit, unless the run's store has the pipeline already, and watch; the state in which it
+        ended. Raises `CommandError` where refused."""
         watching = asyncio.create_task(self._watch_activities())
         try:
-            await self._submit()
+            known = await self._ask(timeout_s=SUBMIT_TIMEOUT_S)
+            if known is None or known.state == "failed":
+                # One that failed starts again from its checkpoints, with nothing in flight.
+                await self._submit()
             return await self._watch()
         finally:
             watching.cancel()
@@ -96,9 +100,9 @@ class PipelineClient:
                 return pipeline
             await asyncio.sleep(POLL_INTERVAL_S)
 
-    async def _ask(self) -> PipelineStatus | None:
+    async def _ask(self, *, timeout_s: float = STATUS_TIMEOUT_S) -> PipelineStatus | None:
         query = StatusQuery(id=message_id(StatusQuery.tag(), self._run_id, next(self._numbers)))
-        status: Status = await self._bus.request("scheduler", query, timeout_s=STATUS_TIMEOUT_S)
+        status: Status = await self._bus.request("scheduler", query, timeout_s=timeout_s)
         self.status = status
         self._view.on_status(status, now_s=time.monotonic())
         return next((p for p in status.pipelines if p.pipeline == self._config.name), None)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
+import uuid
 from pathlib import Path
 
 from jigsawrl.bus.base import BusError
@@ -18,7 +20,7 @@ from jigsawrl.cli.embedded import embedded_system
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.pipeline_client import PipelineClient, View
 from jigsawrl.cli.plain_view import PlainView
-from jigsawrl.cli.run_folder import make_run_folder
+from jigsawrl.cli.run_folder import CONFIG_FILE, lock, make_run_folder, read_config
 from jigsawrl.cli.summary import describe, succeeded, summarize, to_line
 from jigsawrl.cli.supervisor import GaveUpError
 from jigsawrl.config import PipelineConfig
@@ -31,7 +33,7 @@ def run(config: PipelineConfig, *, runs_folder: Path, name: str | None) -> int:
     try:
         folder = make_run_folder(runs_folder, pipeline=config.name, name=name)
         try:
-            (folder / "config.json").write_text(to_json(config) + "\n")
+            (folder / CONFIG_FILE).write_text(to_json(config) + "\n")
             (folder / "logs").mkdir()
         except OSError as error:
             raise CommandError(
@@ -39,6 +41,24 @@ def run(config: PipelineConfig, *, runs_folder: Path, name: str | None) -> int:
                 " --runs-folder",
                 status=EXIT_BAD_INPUT,
             ) from None
+        return _run_in(folder, config, view)
+    finally:
+        view.close()
+
+
+def resume(folder: Path) -> int:
+    """Go on with a run from what its folder holds; the exit status."""
+    config = read_config(folder)
+    view = _build_view()
+    try:
+        return _run_in(folder.resolve(), config, view)
+    finally:
+        view.close()
+
+
+def _run_in(folder: Path, config: PipelineConfig, view: View) -> int:
+    held = lock(folder)
+    try:
         logging.basicConfig(
             filename=folder / "logs" / "jigsaw.log",
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
@@ -48,6 +68,7 @@ def run(config: PipelineConfig, *, runs_folder: Path, name: str | None) -> int:
         exit_status = asyncio.run(_until_signal(watched))
     finally:
         view.close()
+        os.close(held)
     _conclude(watched)
     return exit_status
 
@@ -82,7 +103,8 @@ async def _until_signal(watched: WatchedRun) -> int:
     except asyncio.CancelledError:
         if not received:
             raise
-        watched.problem = f"stopped by {signal.Signals(received[0]).name}"
+        name = signal.Signals(received[0]).name
+        watched.problem = f"stopped by {name}; go on with: jigsaw run --resume {watched.folder}"
         return 128 + received[0]
 
 
@@ -97,6 +119,7 @@ class WatchedRun:
         self._config = config
         self._view = view
         self._client: PipelineClient | None = None
+        self._run_id = f"{folder.name}-{uuid.uuid4().hex[:8]}"
 
     @property
     def status(self) -> Status | None:
@@ -130,7 +153,7 @@ class WatchedRun:
     async def _drive(self, url: str) -> int:
         bus = await connect(url, name="jigsaw-run")
         try:
-            self._client = PipelineClient(bus, self._config, self._view, run_id=self.folder.name)
+            self._client = PipelineClient(bus, self._config, self._view, run_id=self._run_id)
             pipeline = await self._client.run()
         finally:
             await bus.close()

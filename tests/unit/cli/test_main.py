@@ -56,6 +56,24 @@ def test_bad_input_is_one_line_and_status_2_and_nothing_is_started(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "give a PIPELINE.toml, or --resume RUN"),
+        (["--resume", "{folder}"], "is no run folder: it holds no config.json"),
+        (["p.toml", "--resume", "{folder}"], "PIPELINE.toml has no effect with --resume"),
+        (["--resume", "{folder}", "--set", "seed=1"], "--set has no effect with --resume"),
+        (["--resume", "{folder}", "--name", "x"], "--name has no effect with --resume"),
+    ],
+)
+def test_a_run_has_a_pipeline_or_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    assert main(["run", *(part.format(folder=tmp_path) for part in arguments)]) == 2
+    assert reason in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_export_of_what_is_no_run_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

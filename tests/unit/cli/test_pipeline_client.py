@@ -21,6 +21,10 @@ from jigsawrl.contract.requests import Status, Submit, Submitted
 from tests.unit.cli.files import write_pipeline
 from tests.unit.cli.statuses import FINISHED, activity, status
 
+NOTHING = Status(
+    id="s", leader="l", leader_epoch=1, stream_sequence=1, num_dead_letters=0, pipelines=()
+)
+
 
 class StandIn:
     """Accepts or refuses a submission, then tells one status after the other."""
@@ -59,7 +63,7 @@ def client(bus: NatsBus, config: PipelineConfig, write: Callable[[str], None]) -
 async def test_a_run_submits_its_config_and_ends_with_the_pipeline(
     bus: NatsBus, config: PipelineConfig
 ) -> None:
-    stand_in = StandIn(iter([status(), status(version=1), status(**FINISHED)]))
+    stand_in = StandIn(iter([NOTHING, status(), status(version=1), status(**FINISHED)]))
     lines: list[str] = []
     async with serving(bus, stand_in):
         ended = await asyncio.wait_for(client(bus, config, lines.append).run(), 20)
@@ -68,11 +72,27 @@ async def test_a_run_submits_its_config_and_ends_with_the_pipeline(
     assert "[tiny] step 1 of 3" in lines
 
 
+async def test_a_pipeline_that_still_lives_is_watched_and_not_submitted_again(
+    bus: NatsBus, config: PipelineConfig
+) -> None:
+    stand_in = StandIn(iter([status(version=1), status(**FINISHED)]))
+    async with serving(bus, stand_in):
+        ended = await asyncio.wait_for(client(bus, config, print).run(), 20)
+    assert ended.state == "finished"
+    assert stand_in.submitted == []
+
+
+async def test_a_pipeline_that_failed_is_submitted_again(
+    bus: NatsBus, config: PipelineConfig
+) -> None:
+    stand_in = StandIn(iter([status(state="failed"), status(**FINISHED)]))
+    async with serving(bus, stand_in):
+        await asyncio.wait_for(client(bus, config, print).run(), 20)
+    assert stand_in.submitted == [config]
+
+
 async def test_a_refused_submission_is_bad_input(bus: NatsBus, config: PipelineConfig) -> None:
-    nothing = Status(
-        id="s", leader="l", leader_epoch=1, stream_sequence=1, num_dead_letters=0, pipelines=()
-    )
-    stand_in = StandIn(iter([nothing]), error="the store has no room: 5 GB needed")
+    stand_in = StandIn(iter([NOTHING, NOTHING]), error="the store has no room: 5 GB needed")
     async with serving(bus, stand_in):
         with pytest.raises(CommandError, match="5 GB needed") as caught:
             await asyncio.wait_for(client(bus, config, print).run(), 20)
@@ -82,7 +102,8 @@ async def test_a_refused_submission_is_bad_input(bus: NatsBus, config: PipelineC
 async def test_a_submission_whose_first_answer_was_lost_goes_on(
     bus: NatsBus, config: PipelineConfig
 ) -> None:
-    stand_in = StandIn(iter([status(), status(**FINISHED)]), error="tiny is already running")
+    told = [NOTHING, status(), status(**FINISHED)]
+    stand_in = StandIn(iter(told), error="tiny is already running")
     async with serving(bus, stand_in):
         ended = await asyncio.wait_for(client(bus, config, print).run(), 20)
     assert ended.state == "finished"
