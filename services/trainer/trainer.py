@@ -31,9 +31,9 @@ from jigsawrl.contract.message import Ref, Role, message_id
 from jigsawrl.contract.records import WeightManifest
 from jigsawrl.models.device import choose_device
 from services.run import Context, RefusedError
-from services.trainer.batch import Sample, load_samples, permute_rewards
+from services.trainer.batch import Sample, load_samples, permute_rewards, shape_rewards
 from services.trainer.learner import Learner
-from services.trainer.metrics import batch_metrics
+from services.trainer.metrics import batch_metrics, penalty_mean
 from services.trainer.parallel import leave_gang
 from services.trainer.recorder import MetricsLine, Recorder
 from services.trainer.spans import Spans
@@ -168,6 +168,13 @@ class Trainer:
     async def _train(self, cut: BatchCut) -> None:
         self._context.report("load batch", num_done=cut.version)
         samples = await load_samples(self._context.bus, cut)
+        shaping: dict[str, float] = {}
+        overlong = self._config.algorithm.overlong
+        if overlong is not None:
+            raw = samples
+            limit = self._config.rollout.sampling.max_new_tokens
+            samples = shape_rewards(raw, overlong, max_new_tokens=limit)
+            shaping["overlong_penalty_mean"] = penalty_mean(raw, samples)
         if self._config.trainer.control == "permuted_rewards":
             samples = permute_rewards(samples, seed=self._config.seed, version=cut.version)
         self._context.report(
@@ -185,7 +192,7 @@ class Trainer:
         self._trained = _Trained(
             samples=samples,
             num_tokens=int(batch["generated_tokens"]),
-            metrics=batch | metrics,
+            metrics=batch | shaping | metrics,
             ended_s=time.time(),
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from jigsawrl.cli.errors import ConfigError
 from jigsawrl.config import InitModelConfig, PathModelConfig, PipelineConfig, ReasoningGymConfig
+from jigsawrl.config_algorithm import PPOConfig
 
 ARCHITECTURES = ("qwen3", "llama")
 """``model_type`` of the checkpoints that the rollout engine can run."""
@@ -21,13 +22,20 @@ def inert_keys(config: PipelineConfig) -> dict[str, str]:
 
     A file that writes one is refused: its author expects something that won't happen."""
     inert: dict[str, str] = {}
-    if config.trainer.num_minibatches == 1:
-        why = (
-            'with trainer.num_minibatches = 1 and mode = "sync": each batch is trained once by the'
-            " weights that made it, so the ratio is always 1; remove it or raise num_minibatches"
+    algorithm = config.algorithm
+    if config.trainer.num_minibatches > 1:
+        return inert
+    if algorithm.proximal == "recompute":
+        inert["algorithm.loss"] = (
+            'with trainer.num_minibatches = 1 and algorithm.proximal = "recompute": a batch is'
+            " trained once, from the policy that the ratio is taken against, so it is always 1;"
+            " remove it or raise num_minibatches"
         )
-        inert["algorithm.clip_low"] = why
-        inert["algorithm.clip_high"] = why
+    if isinstance(algorithm, PPOConfig):
+        inert["algorithm.critic.value_clip"] = (
+            "with trainer.num_minibatches = 1: a batch is trained once, from the values that the"
+            " clip is around; remove it or raise num_minibatches"
+        )
     return inert
 
 

@@ -81,7 +81,7 @@ def test_k3_is_bounded() -> None:
 
 
 MASK = torch.tensor([[0, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0]])
-COUNTS = Denominators(num_tokens=4, num_sequences=2, max_new_tokens=8)
+COUNTS = Denominators(num_tokens=4, num_sequences=2, num_prompts=2, max_new_tokens=8)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from jigsawrl.algorithms.logprobs import Filter
-from jigsawrl.config import GRPOConfig, InitModelConfig, KLConfig
+from jigsawrl.config import InitModelConfig
+from jigsawrl.config_algorithm import GRPOConfig, KLConfig
 from jigsawrl.models.init import build_model
 from jigsawrl.models.tokenizer import build_tokenizer
 from services.trainer.batch import Sample

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from jigsawrl.algorithms.logprobs import Filter
-from jigsawrl.config import GRPOConfig, KLConfig
+from jigsawrl.config_algorithm import GRPOConfig, KLConfig, PPOClipConfig
 from services.trainer.batch import Sample
 from services.trainer.parallel import Gang, full, shard
 from services.trainer.spans import Spans
@@ -71,7 +71,7 @@ def reference_loss(
         with torch.no_grad():
             old = logprobs_of(proximal or policy, sample, temperature)
         ratio = (logprobs - old).exp()
-        clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+        clipped = ratio.clamp(1 - config.loss.clip_low, 1 + config.loss.clip_high)
         losses = torch.maximum(-advantage * ratio, -advantage * clipped)
         if config.kl is not None:
             with torch.no_grad():
@@ -197,7 +197,7 @@ def test_in_float32_they_agree_to_rounding(
 def test_later_minibatches_are_clipped_against_the_start_of_the_step(
     samples: list[Sample], make_model: MakeModel, gang: Gang
 ) -> None:
-    algorithm = GRPOConfig(clip_low=0.05, clip_high=0.1)
+    algorithm = GRPOConfig(loss=PPOClipConfig(clip_low=0.05, clip_high=0.1))
     plain, start = make_model(), make_model()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
     groups = list(dict.fromkeys(s.group for s in samples))
