@@ -42,7 +42,8 @@ class Critic(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         hidden_BTH = self.model(input_ids=input_ids, use_cache=False).last_hidden_state
-        values_BT: Tensor = self.head(hidden_BTH).squeeze(-1)
+        # A clone, since FSDP hooks the output and warns of one that is a view.
+        values_BT: Tensor = self.head(hidden_BTH).squeeze(-1).clone()
         return values_BT.float() if values_BT.dtype == torch.bfloat16 else values_BT
 
 

@@ -1,5 +1,5 @@
-"""The policy loss and the correction of `jigsawrl.algorithms` that the config names, for the loss tokens
-of one micro-batch. Called by the step; knows nothing of models.
+"""The policy loss and the correction of `jigsawrl.algorithms` that the config names, for the loss
+tokens of one micro-batch. Called by the step; knows nothing of models.
 
 Shape letters: N loss tokens of a micro-batch, row-major, B its sequences.
 """

@@ -54,6 +54,7 @@ def reference_loss(
     all_rewards = torch.tensor([s.reward for s in samples], dtype=torch.float64)
     num_tokens = sum(int(s.mask.sum()) for s in samples)
     num_sequences = sum(int(s.mask.any()) for s in samples)
+    num_prompts = len({s.group for s in samples if s.mask.any()})
     loss: Any = 0.0
     for sample in samples:
         n = int(sample.mask.sum())
@@ -79,8 +80,12 @@ def reference_loss(
             d = logprobs - d_from
             kl = {"k1": d, "k2": d * d / 2, "k3": (-d).exp() + d - 1}[config.kl.estimator]
             losses = losses + config.kl.coefficient * kl
+        prompt_tokens = sum(int(s.mask.sum()) for s in samples if s.group == sample.group)
         divisor = {
             "token_mean": num_tokens,
+            "token_sum": 1,
+            "seq_mean_token_sum": num_sequences,
+            "prompt_mean": prompt_tokens * num_prompts,
             "seq_mean_token_mean": n * num_sequences,
             "seq_mean_token_sum_norm": L * num_sequences,
         }[config.aggregation]
@@ -128,12 +133,13 @@ def gradient_of_step(
 
 @pytest.mark.parametrize(
     ("aggregation", "normalization"),
-    list(
-        product(
+    [
+        *product(
             ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"],
             ["group_std", "batch_std", "mean_only"],
-        )
-    ),
+        ),
+        *product(["token_sum", "seq_mean_token_sum", "prompt_mean"], ["group_std"]),
+    ],
 )
 def test_loss_and_gradient_equal_the_formula_for_every_split(
     samples: list[Sample],
@@ -229,7 +235,7 @@ def whole_batch_advantages(
 @given(
     max_tokens=st.integers(1, 300),
     order=st.permutations(range(5)),
-    aggregation=st.sampled_from(["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]),
+    aggregation=st.sampled_from(["token_mean", "seq_mean_token_mean", "prompt_mean", "token_sum"]),
 )
 @settings(
     max_examples=15,
