@@ -177,6 +177,16 @@ def test_a_value_clip_is_refused_where_it_can_not_bind(tmp_path: Path) -> None:
     assert algorithm == PPOConfig(critic=CriticConfig(value_clip=0.1))
 
 
+@pytest.mark.parametrize(
+    ("kind", "num_survivors"), [("grpo", 2), ("rloo", 2), ("reinforce_plus_plus", 1), ("ppo", 1)]
+)
+def test_a_group_needs_two_survivors_where_they_are_each_others_baseline(
+    tmp_path: Path, kind: str, num_survivors: int
+) -> None:
+    config = load_config(write_pipeline(tmp_path), overrides=[f"algorithm.type={kind}"])
+    assert config.spec().min_group_size == num_survivors
+
+
 def test_an_algorithm_that_is_not_chosen_is_grpo(tmp_path: Path) -> None:
     config = load_config(write_pipeline(tmp_path), overrides=["algorithm.group_size=4"])
     assert config.algorithm == GRPOConfig(group_size=4)

@@ -266,6 +266,17 @@ def test_the_critic_starts_from_the_policy_with_values_of_zero(
     assert float(saved["head.weight"].abs().max()) == 0.0
 
 
+def test_in_bfloat16_the_critic_is_trained_in_float32(
+    with_critic: PipelineConfig, samples: list[Sample], tmp_path: Path
+) -> None:
+    half = TrainerConfig(num_steps=4, dtype="bfloat16")
+    with started(msgspec.structs.replace(with_critic, trainer=half), tmp_path) as learner:
+        metrics = learner.train(samples, version=0, cursor=0)
+        saved = checkpoint.read(learner.commit_checkpoint()).tensors["critic"]
+    assert metrics["value_grad_norm"] > 0
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+
+
 def test_a_checkpoint_without_a_critic_is_refused_in_one_line(
     config: PipelineConfig, with_critic: PipelineConfig, tmp_path: Path
 ) -> None:
