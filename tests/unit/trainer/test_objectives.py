@@ -292,6 +292,28 @@ def test_what_a_correction_leaves_out_stays_in_the_denominator(
     assert found["loss"] == pytest.approx(alone["loss"] * share)
 
 
+def test_the_weights_of_later_minibatches_are_those_of_the_start_of_the_step(
+    stale: list[Sample], make_model: MakeModel, gang: Gang
+) -> None:
+    policy = make_model()
+    weights = []
+    with torch.no_grad():
+        for sample in stale:
+            distance = logprobs_of(policy, sample, 0.8) - sample.logprobs[sample.mask].double()
+            weights += [min(math.exp(value), 1.2) for value in distance.tolist()]
+    step = Step(
+        stale,
+        policy=policy,
+        reference=None,
+        gang=gang,
+        settings=replace(SETTINGS, algorithm=ALGORITHMS["recompute"], num_minibatches=3),
+        version=VERSION,
+        spans=Spans(),
+    )
+    metrics = step.train(torch.optim.SGD(policy.parameters(), lr=0.05))
+    assert metrics["correction_weight_mean"] == pytest.approx(statistics.fmean(weights), rel=1e-9)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_engine_logprob_that_is_not_finite_refuses_the_step(
     name: str, stale: list[Sample], make_model: MakeModel, gang: Gang
