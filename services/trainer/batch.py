@@ -15,7 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from jigsawrl.algorithms.shaping import overlong_penalty
 from jigsawrl.bus.base import Bus
+from jigsawrl.config_algorithm import OverlongConfig
 from jigsawrl.contract.commands import BatchCut, TrainedSequence
 from jigsawrl.contract.message import Array
 from jigsawrl.contract.records import RewardRecord, SequenceRecord
@@ -107,6 +109,25 @@ def make_sample(group: str, sequence: str, record: Any, reward: Any) -> Sample:
     )
 
 
+def shape_rewards(
+    samples: Sequence[Sample], overlong: OverlongConfig, *, max_new_tokens: int
+) -> list[Sample]:
+    """Rewards less what DAPO's overlong punishment takes; a length counts generated tokens."""
+    return [
+        replace(
+            sample,
+            reward=sample.reward
+            + overlong_penalty(
+                int((sample.versions >= 0).sum()),
+                max_tokens=max_new_tokens,
+                buffer_tokens=overlong.buffer_tokens,
+                factor=overlong.factor,
+            ),
+        )
+        for sample in samples
+    ]
+
+
 def permute_rewards(samples: Sequence[Sample], *, seed: int, version: int) -> list[Sample]:
     """The control experiment: rewards shuffled over the whole batch, the same way for the same
     (seed, version)."""
@@ -151,6 +172,14 @@ def pack(
     num_wanted = max(len(rows) for rows in split)
     own = split[rank]
     return [_micro_batch(samples, own[i] if i < len(own) else []) for i in range(num_wanted)]
+
+
+def split_rows(
+    values_N: Tensor, micro: MicroBatch, samples: Sequence[Sample]
+) -> tuple[Tensor, ...]:
+    """The values of the loss tokens of a micro-batch, row by row."""
+    lengths = [samples[row].num_loss_tokens for row in micro.rows]
+    return torch.split(values_N, lengths) if lengths else ()
 
 
 def _fill(samples: Sequence[Sample], ordered: Sequence[int], max_tokens: int) -> list[list[int]]:

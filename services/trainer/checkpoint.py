@@ -49,7 +49,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     state: CheckpointState
     tensors: dict[str, dict[str, Tensor]]
-    """``model``, ``optimizer``, ``rng``; ``reference`` where KL is on. File name to its tensors."""
+    """``model``, ``optimizer``, ``rng``; ``reference`` where KL is on, ``critic`` and
+    ``critic_optimizer`` with PPO. File name to its tensors."""
 
 
 class _Marker(msgspec.Struct, frozen=True, kw_only=True):

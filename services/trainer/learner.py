@@ -1,4 +1,4 @@
-"""All torch state of a trainer: policy, reference, optimizer, and the version they stand at.
+"""All torch state of a trainer: policy, reference, critic, optimizers, and the version they stand at.
 
 The tenant calls every method in its one torch thread. The learner knows files and tensors, nothing of
 messages but the manifest that describes packed weights.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from jigsawrl.algorithms.logprobs import Filter
 from jigsawrl.config import InitModelConfig, PipelineConfig
+from jigsawrl.config_algorithm import PPOConfig
 from jigsawrl.contract.records import WeightManifest
 from jigsawrl.models.init import build_model
 from jigsawrl.models.loading import DTYPES, load_model, model_from_config
@@ -24,13 +25,14 @@ from jigsawrl.models.weights import pack
 from jigsawrl.tasks import Task, build_task
 from services.trainer import checkpoint
 from services.trainer.batch import Sample
+from services.trainer.critic import CriticStep, backbone_state, build_critic
 from services.trainer.parallel import (
     Gang,
-    full,
     full_state,
     join_gang,
     load_full_state,
-    placed_like,
+    optimizer_tensors,
+    restore_optimizer,
     shard,
 )
 from services.trainer.schedule import learning_rate
@@ -73,6 +75,8 @@ class Learner:
         self._reference: Any = None
         self._gang: Gang
         self._optimizer: torch.optim.AdamW
+        self._critic: Any = None
+        self._critic_optimizer: torch.optim.AdamW
         self._tokenizer: Any = None
 
     def start(self) -> int:
@@ -91,35 +95,30 @@ class Learner:
             log.info("restoring", checkpoint=saved.path.name)
             model = model_from_config(saved.state.model_config, dtype=torch.float32)
         self._policy = self._place(model)
-        optimizer = self._config.trainer.optimizer
-        self._optimizer = torch.optim.AdamW(
-            self._policy.parameters(),
-            lr=optimizer.learning_rate,
-            betas=(optimizer.beta1, optimizer.beta2),
-            weight_decay=optimizer.weight_decay,
-        )
-        if self._config.algorithm.kl is not None:
+        self._optimizer = self._adam_w(self._policy)
+        algorithm = self._config.algorithm
+        model_config = self._policy.config.to_json_string()
+        if algorithm.kl is not None:
             self._reference = self._place(
-                model_from_config(self._policy.config.to_json_string(), dtype=torch.float32)
+                model_from_config(model_config, dtype=torch.float32)
             ).requires_grad_(False)
+        if isinstance(algorithm, PPOConfig):
+            self._critic = self._place(build_critic(model_config, dtype=torch.float32))
+            self._critic_optimizer = self._adam_w(self._critic)
         if saved is not None:
             self._restore(saved)
-        elif self._reference is not None:
-            load_full_state(self._reference, full_state(self._policy))
+        else:
+            self._fill_from_policy()
         return self.version
 
     def train(self, samples: Sequence[Sample], *, version: int, cursor: int) -> dict[str, float]:
         """The step from `version`; its metrics. On any exception the version does not change, and the
         weights are not to be used: the process must end or restore."""
         assert version == self.version
-        rate = learning_rate(
-            self._config.trainer.schedule,
-            version=version,
-            num_steps=self._config.trainer.num_steps,
-            base_learning_rate=self._config.trainer.optimizer.learning_rate,
+        rate = self._set_learning_rate(
+            self._optimizer, self._config.trainer.optimizer.learning_rate
         )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        critic = self._critic_step(samples)
         step = Step(
             samples,
             policy=self._policy,
@@ -128,6 +127,7 @@ class Learner:
             settings=self._settings,
             version=version,
             spans=self._spans,
+            critic=critic,
             check_stop=self._check_stop,
         )
         metrics = step.train(self._optimizer)
@@ -203,6 +203,50 @@ class Learner:
             log.info("warmed up", num_steps=result.num_steps, accuracy=round(result.accuracy, 3))
         return model
 
+    def _fill_from_policy(self) -> None:
+        """Reference and critic of version 0."""
+        if self._reference is None and self._critic is None:
+            return
+        state = full_state(self._policy)
+        if self._reference is not None:
+            load_full_state(self._reference, state)
+        if self._critic is not None:
+            load_full_state(self._critic.model, backbone_state(state))
+
+    def _critic_step(self, samples: Sequence[Sample]) -> CriticStep | None:
+        algorithm = self._config.algorithm
+        if not isinstance(algorithm, PPOConfig):
+            return None
+        self._set_learning_rate(self._critic_optimizer, algorithm.critic.learning_rate)
+        return CriticStep(
+            samples,
+            critic=self._critic,
+            optimizer=self._critic_optimizer,
+            gang=self._gang,
+            algorithm=algorithm,
+            max_grad_norm=self._config.trainer.optimizer.max_grad_norm,
+        )
+
+    def _adam_w(self, model: Any) -> torch.optim.AdamW:
+        """The learning rate is set before each step."""
+        optimizer = self._config.trainer.optimizer
+        return torch.optim.AdamW(
+            model.parameters(),
+            betas=(optimizer.beta1, optimizer.beta2),
+            weight_decay=optimizer.weight_decay,
+        )
+
+    def _set_learning_rate(self, optimizer: torch.optim.AdamW, base: float) -> float:
+        rate = learning_rate(
+            self._config.trainer.schedule,
+            version=self.version,
+            num_steps=self._config.trainer.num_steps,
+            base_learning_rate=base,
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
     def _place(self, model: Any) -> Any:
         # Never train(): log-probs must be those of the policy that was sampled, without dropout.
         return shard(model.to(self._device).eval(), self._gang, dtype=self._config.trainer.dtype)
@@ -210,38 +254,46 @@ class Learner:
     # --- State ------------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
-        optimizer: dict[str, Tensor] = {}
-        for name, parameter in self._policy.named_parameters():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                optimizer[f"{key}/{name}"] = full(value).clone()
         rng = {"cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self._device)
-        tensors = {"model": full_state(self._policy), "optimizer": optimizer, "rng": rng}
+        tensors = {
+            "model": full_state(self._policy),
+            "optimizer": optimizer_tensors(self._policy, self._optimizer),
+            "rng": rng,
+        }
         if self._reference is not None:
             tensors["reference"] = full_state(self._reference)
+        if self._critic is not None:
+            tensors["critic"] = full_state(self._critic)
+            tensors["critic_optimizer"] = optimizer_tensors(self._critic, self._critic_optimizer)
         return tensors
 
     def _restore(self, saved: checkpoint.Checkpoint) -> None:
         load_full_state(self._policy, saved.tensors["model"])
         if self._reference is not None:
-            if "reference" not in saved.tensors:
-                raise ValueError(
-                    f"checkpoint {saved.path} has no reference weights, which algorithm.kl needs;"
-                    " it was written by a run without KL"
-                )
-            load_full_state(self._reference, saved.tensors["reference"])
-        parameters = dict(self._policy.named_parameters())
-        for entry, value in saved.tensors["optimizer"].items():
-            key, name = entry.split("/", 1)
-            state = self._optimizer.state[parameters[name]]
-            # AdamW keeps its step counts on the CPU and unsharded.
-            state[key] = value if key == "step" else placed_like(value, parameters[name])
+            load_full_state(self._reference, _part(saved, "reference", "algorithm.kl"))
+        if self._critic is not None:
+            why = 'algorithm.type = "ppo"'
+            load_full_state(self._critic, _part(saved, "critic", why))
+            restore_optimizer(
+                self._critic, self._critic_optimizer, _part(saved, "critic_optimizer", why)
+            )
+        restore_optimizer(self._policy, self._optimizer, saved.tensors["optimizer"])
         torch.set_rng_state(saved.tensors["rng"]["cpu"])
         if "cuda" in saved.tensors["rng"] and self._device.type == "cuda":
             torch.cuda.set_rng_state(saved.tensors["rng"]["cuda"], self._device)
         self.version = saved.state.version
         self.cursor = saved.state.cursor
+
+
+def _part(saved: checkpoint.Checkpoint, name: str, why: str) -> dict[str, Tensor]:
+    if name not in saved.tensors:
+        raise ValueError(
+            f"checkpoint {saved.path} has no {name} weights, which {why} needs; it was written by a"
+            " run without it"
+        )
+    return saved.tensors[name]
 
 
 def step_settings(config: PipelineConfig) -> StepSettings:

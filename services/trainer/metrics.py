@@ -42,6 +42,13 @@ def batch_metrics(samples: Sequence[Sample], *, cut: BatchCut, train_s: float) -
     return metrics
 
 
+def penalty_mean(samples: Sequence[Sample], shaped: Sequence[Sample]) -> float:
+    """What shaping added to the rewards, on average: at most 0."""
+    return statistics.fmean(
+        after.reward - before.reward for before, after in zip(samples, shaped, strict=True)
+    )
+
+
 def _versions(sample: Sample, version: int) -> tuple[int, int]:
     """(oldest, newest) version among generated tokens; a sequence without any is not stale."""
     generated = sample.versions[sample.versions >= 0]

@@ -121,3 +121,24 @@ def load_full_state(model: Any, state: dict[str, Tensor]) -> None:
                 f"{name} has shape {list(state[name].shape)}, not {list(parameter.shape)}"
             )
         parameter.copy_(placed_like(state[name], parameter))
+
+
+def optimizer_tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state, whole, as ``<key>/<parameter name>``."""
+    return {
+        f"{key}/{name}": full(value).clone()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(
+    model: Any, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
+) -> None:
+    """Fill an optimizer of `model` with what `optimizer_tensors` gave."""
+    parameters = dict(model.named_parameters())
+    for entry, value in tensors.items():
+        key, name = entry.split("/", 1)
+        # AdamW keeps its step counts on the CPU and unsharded.
+        placed = value if key == "step" else placed_like(value, parameters[name])
+        optimizer.state[parameters[name]][key] = placed

@@ -31,9 +31,16 @@ from jigsawrl.contract.message import Ref, Role, message_id
 from jigsawrl.contract.records import WeightManifest
 from jigsawrl.models.device import choose_device
 from services.run import Context, RefusedError
-from services.trainer.batch import Loaded, Sample, load_records, make_sample, permute_rewards
+from services.trainer.batch import (
+    Loaded,
+    Sample,
+    load_records,
+    make_sample,
+    permute_rewards,
+    shape_rewards,
+)
 from services.trainer.learner import Learner
-from services.trainer.metrics import batch_metrics
+from services.trainer.metrics import batch_metrics, penalty_mean
 from services.trainer.parallel import leave_gang
 from services.trainer.recorder import MetricsLine, Recorder
 from services.trainer.spans import Spans
@@ -171,7 +178,7 @@ class Trainer:
     async def _train(self, cut: BatchCut) -> None:
         self._context.report("load batch", num_done=cut.version)
         records = await load_records(self._context.bus, cut)
-        samples = await self._thread.run(partial(self._samples, records, cut.version))
+        samples, shaping = await self._thread.run(partial(self._samples, records, cut.version))
         self._context.report(
             "train", num_done=cut.version, num_total=self._config.trainer.num_steps
         )
@@ -188,15 +195,24 @@ class Trainer:
         self._trained = _Trained(
             samples=samples,
             num_tokens=int(batch["generated_tokens"]),
-            metrics=batch | metrics,
+            metrics=batch | shaping | metrics,
             ended_s=time.time(),
         )
 
-    def _samples(self, records: Sequence[Loaded], version: int) -> list[Sample]:
+    def _samples(
+        self, records: Sequence[Loaded], version: int
+    ) -> tuple[list[Sample], dict[str, float]]:
+        """The samples as they are trained, and metrics of what was done to their rewards."""
         samples = [make_sample(*record) for record in records]
+        shaping: dict[str, float] = {}
+        overlong = self._config.algorithm.overlong
+        if overlong is not None:
+            raw, limit = samples, self._config.rollout.sampling.max_new_tokens
+            samples = shape_rewards(raw, overlong, max_new_tokens=limit)
+            shaping["overlong_penalty_mean"] = penalty_mean(raw, samples)
         if self._config.trainer.control == "permuted_rewards":
             samples = permute_rewards(samples, seed=self._config.seed, version=version)
-        return samples
+        return samples, shaping
 
     async def _complete(self, cut: BatchCut) -> None:
         """All that follows a step; every part may be repeated. The record comes before the

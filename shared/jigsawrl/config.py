@@ -14,19 +14,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from jigsawrl.config_algorithm import AlgorithmConfig, GRPOConfig
+from jigsawrl.config_base import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Table,
+)
 from jigsawrl.contract.spec import DynamicSamplingSpec, EvaluationSpec, PipelineSpec
 from jigsawrl.contract.streams import check_name
-
-PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-Fraction = Annotated[float, Meta(gt=0, le=1)]
-
-
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all config tables."""
-
 
 # --- Model ---------------------------------------------------------------------------------------
 
@@ -98,7 +96,7 @@ class ReasoningGymConfig(Table, frozen=True, kw_only=True, tag_field="type", tag
     """One family of the reasoning-gym package, scored by its own scorer."""
 
     family: Literal["basic_arithmetic", "chain_sum", "number_sorting"]
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
     """Passed to the family's own config."""
     num_held_out: PositiveInt = 200
 
@@ -160,30 +158,6 @@ class AsyncConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="async
                 f"pipeline_depth {self.pipeline_depth} has no effect above max_staleness + 1 ="
                 f" {self.max_staleness + 1}: admission stops there"
             )
-
-
-# --- Algorithm -----------------------------------------------------------------------------------
-
-
-class KLConfig(Table, frozen=True, kw_only=True):
-    """KL penalty to the reference model (the weights of version 0), added to the loss."""
-
-    coefficient: PositiveFloat
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-
-
-class GRPOConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="grpo"):
-    """Group-relative policy optimisation."""
-
-    group_size: Annotated[int, Meta(ge=2)] = 8
-    normalization: Literal["group_std", "batch_std", "mean_only"] = "group_std"
-    """What a reward minus its group's mean is divided by."""
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = (
-        "token_mean"
-    )
-    clip_low: PositiveFloat = 0.2
-    clip_high: PositiveFloat = 0.2
-    kl: KLConfig | None = None
 
 
 # --- Trainer -------------------------------------------------------------------------------------
@@ -295,12 +269,25 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
     model: InitModelConfig | PathModelConfig
     task: TaskConfig
     rollout: RolloutConfig = RolloutConfig()
-    algorithm: GRPOConfig = GRPOConfig()
+    algorithm: AlgorithmConfig = GRPOConfig()
     trainer: TrainerConfig
     evaluation: EvaluationConfig = EvaluationConfig()
 
     def __post_init__(self) -> None:
         check_name(self.name, "name")
+        overlong = self.algorithm.overlong
+        max_new_tokens = self.rollout.sampling.max_new_tokens
+        if overlong is not None and overlong.buffer_tokens > max_new_tokens:
+            raise ValueError(
+                f"algorithm.overlong.buffer_tokens {overlong.buffer_tokens} exceeds"
+                f" rollout.sampling.max_new_tokens {max_new_tokens}"
+            )
+        if self.staleness()[1] > 0 and self.algorithm.correction is None:
+            raise ValueError(
+                'mode.type "async" trains samples of older versions, which is biased without'
+                " algorithm.correction: add one, for example [algorithm.correction] type ="
+                ' "truncate"'
+            )
 
     def staleness(self) -> tuple[int, int, int]:
         """(max_staleness, sample_bound, pipeline_depth), defaults filled in."""
@@ -327,7 +314,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
             num_steps=self.trainer.num_steps,
             groups_per_batch=self.trainer.groups_per_batch,
             group_size=self.algorithm.group_size,
-            min_group_size=2,
+            min_group_size=self.algorithm.min_group_size,
             num_rollout_workers=self.rollout.num_workers,
             evaluation=evaluation if self.evaluation.enabled else None,
             dynamic_sampling=self.trainer.dynamic_sampling_spec(),

@@ -18,10 +18,13 @@ from jigsawrl.config import (
     CheckpointConfig,
     InitModelConfig,
     PipelineConfig,
+    RolloutConfig,
+    SamplingConfig,
     SortDigitsConfig,
     TrainerConfig,
     encode_config,
 )
+from jigsawrl.config_algorithm import OverlongConfig, RLOOConfig
 from jigsawrl.contract.commands import (
     BatchCut,
     Configure,
@@ -197,6 +200,24 @@ async def test_a_step_is_published_recorded_and_announced(
     assert len((tmp_path / "trajectories" / "v1.jsonl").read_text().splitlines()) == 6
     kinds = {span.kind for event in of_kind(events, SubStagesEnded) for span in event.spans}
     assert kinds == {"forward_backward", "optimizer", "weight_sync", "checkpoint"}
+
+
+async def test_rewards_are_shaped_before_they_are_trained_on(
+    bus: NatsBus, start: Start, heard: Heard, tmp_path: Path
+) -> None:
+    config = msgspec.structs.replace(
+        CONFIG,
+        algorithm=RLOOConfig(overlong=OverlongConfig(buffer_tokens=2, factor=0.5)),
+        rollout=RolloutConfig(sampling=SamplingConfig(max_new_tokens=3)),
+    )
+    async with start(config=config) as trainer:
+        await trainer.handle(await make_cut(bus, 0))
+    (published,) = of_kind(await heard(), VersionPublished)
+    # Each answer has two tokens, one into the buffer of two.
+    assert published.metrics["overlong_penalty_mean"] == pytest.approx(-0.25)
+    assert published.metrics["reward_mean"] == pytest.approx(1 / 3 - 0.25)
+    lines = (tmp_path / "trajectories" / "v1.jsonl").read_text().splitlines()
+    assert {json.loads(line)["reward"] for line in lines} == {0.75, -0.25}
 
 
 async def test_a_repeated_command_trains_nothing_twice(

@@ -17,6 +17,7 @@ from jigsawrl.config import (
     PipelineConfig,
     ReasoningGymConfig,
 )
+from jigsawrl.config_algorithm import PPOConfig
 
 
 def inert_keys(config: PipelineConfig) -> dict[str, str]:
@@ -24,16 +25,23 @@ def inert_keys(config: PipelineConfig) -> dict[str, str]:
 
     A file that writes one is refused: its author expects something that won't happen."""
     inert: dict[str, str] = {}
-    if config.trainer.num_minibatches == 1:
-        why = (
-            'with trainer.num_minibatches = 1 and mode = "sync": each batch is trained once by the'
-            " weights that made it, so the ratio is always 1; remove it or raise num_minibatches"
-        )
-        inert["algorithm.clip_low"] = why
-        inert["algorithm.clip_high"] = why
     if not config.evaluation.enabled:
         why = "with evaluation.enabled = false; remove it or enable evaluation"
         inert["evaluation.every"] = inert["evaluation.max_running"] = why
+    algorithm = config.algorithm
+    if config.trainer.num_minibatches > 1:
+        return inert
+    if algorithm.proximal == "recompute":
+        inert["algorithm.loss"] = (
+            'with trainer.num_minibatches = 1 and algorithm.proximal = "recompute": a batch is'
+            " trained once, from the policy that the ratio is taken against, so it is always 1;"
+            " remove it or raise num_minibatches"
+        )
+    if isinstance(algorithm, PPOConfig):
+        inert["algorithm.critic.value_clip"] = (
+            "with trainer.num_minibatches = 1: a batch is trained once, from the values that the"
+            " clip is around; remove it or raise num_minibatches"
+        )
     return inert
 
 

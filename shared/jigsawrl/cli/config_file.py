@@ -20,6 +20,10 @@ from jigsawrl.cli.config_checks import check_files, inert_keys
 from jigsawrl.cli.config_keys import check_keys, literals_at
 from jigsawrl.cli.errors import CommandError, ConfigError
 from jigsawrl.config import JsonlTaskConfig, PathModelConfig, PipelineConfig
+from jigsawrl.config_algorithm import GRPOConfig
+
+DEFAULT_ALGORITHM = GRPOConfig.__struct_config__.tag
+"""So that ``--set algorithm.group_size=4`` works on a file that does not choose."""
 
 
 def load_config(path: Path, *, overrides: Sequence[str] = ()) -> PipelineConfig:
@@ -71,6 +75,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
 
 
 def _decode(data: dict[str, Any]) -> PipelineConfig:
+    algorithm = data.get("algorithm")
+    if isinstance(algorithm, dict):
+        algorithm.setdefault("type", DEFAULT_ALGORITHM)
     check_keys(data)
     try:
         return msgspec.convert(data, PipelineConfig)

@@ -139,7 +139,7 @@ class TrainedSequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of a cut, its survivors in index order (at least 2)."""
+    """One group of a cut, its survivors in index order (at least `min_group_size`)."""
 
     group: str
     prompt: Ref

@@ -38,7 +38,7 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int
     """G: sequences per group."""
     min_group_size: int
-    """A group with fewer survivors fails; at least 2."""
+    """A group with fewer survivors fails; at least 1."""
     num_rollout_workers: int
     evaluation: EvaluationSpec | None
     max_staleness: int = 0

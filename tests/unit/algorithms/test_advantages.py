@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jigsawrl.algorithms.advantages import STD_EPSILON, Normalization, group_advantages
+from jigsawrl.algorithms.advantages import STD_EPSILON, Normalization, group_advantages, whiten
 
-NORMALIZATIONS: list[Normalization] = ["group_std", "batch_std", "mean_only"]
+NORMALIZATIONS: list[Normalization] = ["group_std", "batch_std", "mean_only", "leave_one_out"]
 
 
 def advantages(
@@ -45,6 +45,40 @@ def test_the_batch_deviation_is_that_of_all_rewards() -> None:
 
 def test_mean_only_divides_by_nothing() -> None:
     assert advantages([1.0, 0.0, 2.0, 4.0], [0, 0, 1, 1], "mean_only") == [0.5, -0.5, -1.0, 1.0]
+
+
+def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
+    rewards = [1.0, 0.0, 0.0, 0.5, 2.0, 4.0]
+    expected = [1 - 0.5 / 3, -1.5 / 3, -1.5 / 3, 0.5 - 1 / 3, -2.0, 2.0]
+    found = advantages(rewards, [0, 0, 0, 0, 1, 1], "leave_one_out")
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_whitened_values_have_mean_zero_and_unbiased_variance_one() -> None:
+    values = [3.0, -1.0, 0.5, 0.5, 7.0]
+    scale = (statistics.variance(values) + 1e-8) ** -0.5
+    expected = [(value - statistics.fmean(values)) * scale for value in values]
+    found = whiten(torch.tensor(values, dtype=torch.float64)).tolist()
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("values", [[], [2.0], [0.1, 0.1, 0.1]])
+def test_nothing_to_prefer_is_whitened_to_exactly_zero(values: list[float]) -> None:
+    assert whiten(torch.tensor(values, dtype=torch.float64)).tolist() == [0.0] * len(values)
+
+
+def test_whitening_over_ranks_is_that_of_the_whole_batch() -> None:
+    whole = torch.tensor([3.0, -1.0, 0.5, 0.5, 7.0], dtype=torch.float64)
+    other = whole[:2]
+    # What the other rank would contribute to each of the two sums, in their order.
+    mean = whole.mean()
+    sums = iter([torch.tensor([2.0, float(other.sum())]), (other - mean).square().sum()[None]])
+    found = whiten(
+        whole[2:],
+        sum_over_ranks=lambda own: own + next(sums),
+        max_over_ranks=lambda own: torch.maximum(own, torch.stack([other.max(), -other.min()])),
+    )
+    torch.testing.assert_close(found, whiten(whole)[2:], rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)

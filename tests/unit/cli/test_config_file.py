@@ -10,6 +10,7 @@ import pytest
 from jigsawrl.cli.config_file import load_config, to_json, to_toml
 from jigsawrl.cli.errors import ConfigError
 from jigsawrl.config import JsonlTaskConfig, LinearScheduleConfig, PathModelConfig
+from jigsawrl.config_algorithm import CriticConfig, GRPOConfig, PPOClipConfig, PPOConfig
 from tests.unit.cli.files import PIPELINE, write_checkpoint, write_pipeline, write_safetensors
 
 
@@ -95,6 +96,35 @@ def test_an_override_is_read_as_toml_and_else_as_text(tmp_path: Path) -> None:
             "rollout.sampling.max_new_tokens=512",
             "rollout.sampling.max_new_tokens: 512 leaves no room for a prompt",
         ),
+        (
+            "algorithm.gamma=0.9",
+            'algorithm.gamma: no effect with type = "grpo"; it belongs to'
+            ' type = "reinforce_plus_plus" or "ppo"',
+        ),
+        (
+            "algorithm.clip_low=0.1",
+            "algorithm.clip_low: unknown key; did you mean algorithm.loss.clip_low?",
+        ),
+        (
+            "algorithm.loss.type=gspo",
+            'algorithm: loss.type = "gspo" is a mean over sequences: set aggregation =',
+        ),
+        (
+            'algorithm.loss={type = "ppo_clip", dual_clip = 1.0}',
+            "algorithm.loss.dual_clip: expected `float` > 1",
+        ),
+        (
+            "algorithm.correction.type=sequence_mask",
+            "algorithm.correction.gate: missing",
+        ),
+        (
+            'algorithm.correction={type = "icepop", high = 0.9}',
+            "algorithm.correction.high: expected `float` >= 1",
+        ),
+        (
+            "algorithm.overlong.buffer_tokens=1000",
+            "algorithm.overlong.buffer_tokens 1000 exceeds rollout.sampling.max_new_tokens",
+        ),
         ("num_steps", "--set num_steps: write it as key=value"),
     ],
 )
@@ -128,15 +158,49 @@ def test_an_unreadable_file_says_what_to_do(tmp_path: Path) -> None:
 
 def test_clipping_is_refused_where_it_can_not_bind(tmp_path: Path) -> None:
     path = write_pipeline(tmp_path)
-    assert complaint(path, "algorithm.clip_high=0.28").startswith(
-        "algorithm.clip_high: no effect with trainer.num_minibatches = 1"
+    higher = 'algorithm.loss={type = "ppo_clip", clip_high = 0.28}'
+    assert complaint(path, higher).startswith(
+        "algorithm.loss: no effect with trainer.num_minibatches = 1"
     )
-    overrides = ("algorithm.clip_high=0.28", "trainer.num_minibatches=2")
-    assert load_config(path, overrides=overrides).algorithm.clip_high == 0.28
+    for other in ("trainer.num_minibatches=2", "algorithm.proximal=loglinear"):
+        loss = load_config(path, overrides=(higher, other)).algorithm.loss
+        assert loss == PPOClipConfig(clip_high=0.28)
+
+
+def test_a_value_clip_is_refused_where_it_can_not_bind(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    overrides = ("algorithm.type=ppo", "algorithm.critic.value_clip=0.1")
+    assert complaint(path, *overrides).startswith(
+        "algorithm.critic.value_clip: no effect with trainer.num_minibatches = 1"
+    )
+    algorithm = load_config(path, overrides=(*overrides, "trainer.num_minibatches=2")).algorithm
+    assert algorithm == PPOConfig(critic=CriticConfig(value_clip=0.1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_survivors"), [("grpo", 2), ("rloo", 2), ("reinforce_plus_plus", 1), ("ppo", 1)]
+)
+def test_a_group_needs_two_survivors_where_they_are_each_others_baseline(
+    tmp_path: Path, kind: str, num_survivors: int
+) -> None:
+    config = load_config(write_pipeline(tmp_path), overrides=[f"algorithm.type={kind}"])
+    assert config.spec().min_group_size == num_survivors
+
+
+def test_an_algorithm_that_is_not_chosen_is_grpo(tmp_path: Path) -> None:
+    config = load_config(write_pipeline(tmp_path), overrides=["algorithm.group_size=4"])
+    assert config.algorithm == GRPOConfig(group_size=4)
 
 
 def test_what_check_prints_resolves_to_the_same_config(tmp_path: Path) -> None:
-    for override in ("trainer.num_minibatches=2", "algorithm.kl={coefficient = 0.1}"):
+    for override in (
+        "trainer.num_minibatches=2",
+        "algorithm.kl={coefficient = 0.1}",
+        "algorithm.type=ppo",
+        "algorithm.type=rloo",
+        "algorithm.overlong.buffer_tokens=3",
+        'algorithm.correction={type = "truncate", level = "sequence"}',
+    ):
         config = load_config(write_pipeline(tmp_path), overrides=[override])
         printed = tmp_path / "printed.toml"
         printed.write_text(to_toml(config))
@@ -145,7 +209,7 @@ def test_what_check_prints_resolves_to_the_same_config(tmp_path: Path) -> None:
 
 def test_the_json_holds_every_key(tmp_path: Path) -> None:
     data = json.loads(to_json(load_config(write_pipeline(tmp_path))))
-    assert data["algorithm"]["clip_low"] == 0.2
+    assert data["algorithm"]["loss"]["clip_low"] == 0.2
     assert data["algorithm"]["kl"] is None
     assert data["model"]["type"] == "init"
 

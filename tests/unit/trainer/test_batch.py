@@ -11,6 +11,7 @@ from jigsawrl.config import (
     CosineScheduleConfig,
     LinearScheduleConfig,
 )
+from jigsawrl.config_algorithm import OverlongConfig
 from jigsawrl.contract.message import Array
 from jigsawrl.contract.records import RewardRecord, SequenceRecord
 from services.trainer.batch import (
@@ -18,8 +19,10 @@ from services.trainer.batch import (
     make_sample,
     pack,
     permute_rewards,
+    shape_rewards,
     split_minibatches,
 )
+from services.trainer.metrics import penalty_mean
 from services.trainer.schedule import learning_rate
 
 
@@ -64,6 +67,18 @@ def test_permuted_rewards_are_the_same_rewards_elsewhere(samples: list[Sample]) 
     assert [s.sequence for s in permuted] == [s.sequence for s in samples]
     assert after == [s.reward for s in permute_rewards(samples, seed=3, version=5)]
     assert after != [s.reward for s in permute_rewards(samples, seed=3, version=6)]
+
+
+def test_rewards_are_shaped_by_the_number_of_generated_tokens(samples: list[Sample]) -> None:
+    lengths = [int((s.versions >= 0).sum()) for s in samples]
+    overlong = OverlongConfig(buffer_tokens=4, factor=0.5)
+    shaped = shape_rewards(samples, overlong, max_new_tokens=10)
+    expected = [
+        s.reward - max(length - 6, 0) / 4 * 0.5 for s, length in zip(samples, lengths, strict=True)
+    ]
+    assert [s.reward for s in shaped] == pytest.approx(expected)
+    assert penalty_mean(samples, shaped) < 0
+    assert shape_rewards(samples, overlong, max_new_tokens=100) == samples
 
 
 RECORD = SequenceRecord(

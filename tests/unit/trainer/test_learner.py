@@ -14,13 +14,12 @@ from torch import Tensor
 
 from jigsawrl.config import (
     CheckpointConfig,
-    GRPOConfig,
-    KLConfig,
     OptimizerConfig,
     PathModelConfig,
     PipelineConfig,
     TrainerConfig,
 )
+from jigsawrl.config_algorithm import GRPOConfig, KLConfig, PPOClipConfig
 from jigsawrl.models.loading import export_checkpoint, model_from_config
 from jigsawrl.models.weights import unpack
 from services.trainer import checkpoint
@@ -64,7 +63,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @pytest.fixture
 def with_kl(config: PipelineConfig) -> PipelineConfig:
     return msgspec.structs.replace(
-        config, algorithm=GRPOConfig(kl=KLConfig(coefficient=0.1), clip_low=0.1)
+        config, algorithm=GRPOConfig(kl=KLConfig(coefficient=0.1), loss=PPOClipConfig(clip_low=0.1))
     )
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from jigsawrl.algorithms.logprobs import Filter
-from jigsawrl.config import GRPOConfig, KLConfig
+from jigsawrl.config_algorithm import GRPOConfig, KLConfig, PPOClipConfig
 from services.trainer.batch import Sample
 from services.trainer.parallel import Gang, full, shard
 from services.trainer.spans import Spans
@@ -54,6 +54,7 @@ def reference_loss(
     all_rewards = torch.tensor([s.reward for s in samples], dtype=torch.float64)
     num_tokens = sum(int(s.mask.sum()) for s in samples)
     num_sequences = sum(int(s.mask.any()) for s in samples)
+    num_prompts = len({s.group for s in samples if s.mask.any()})
     loss: Any = 0.0
     for sample in samples:
         n = int(sample.mask.sum())
@@ -71,7 +72,7 @@ def reference_loss(
         with torch.no_grad():
             old = logprobs_of(proximal or policy, sample, temperature)
         ratio = (logprobs - old).exp()
-        clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+        clipped = ratio.clamp(1 - config.loss.clip_low, 1 + config.loss.clip_high)
         losses = torch.maximum(-advantage * ratio, -advantage * clipped)
         if config.kl is not None:
             with torch.no_grad():
@@ -79,8 +80,12 @@ def reference_loss(
             d = logprobs - d_from
             kl = {"k1": d, "k2": d * d / 2, "k3": (-d).exp() + d - 1}[config.kl.estimator]
             losses = losses + config.kl.coefficient * kl
+        prompt_tokens = sum(int(s.mask.sum()) for s in samples if s.group == sample.group)
         divisor = {
             "token_mean": num_tokens,
+            "token_sum": 1,
+            "seq_mean_token_sum": num_sequences,
+            "prompt_mean": prompt_tokens * num_prompts,
             "seq_mean_token_mean": n * num_sequences,
             "seq_mean_token_sum_norm": L * num_sequences,
         }[config.aggregation]
@@ -128,12 +133,13 @@ def gradient_of_step(
 
 @pytest.mark.parametrize(
     ("aggregation", "normalization"),
-    list(
-        product(
+    [
+        *product(
             ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"],
             ["group_std", "batch_std", "mean_only"],
-        )
-    ),
+        ),
+        *product(["token_sum", "seq_mean_token_sum", "prompt_mean"], ["group_std"]),
+    ],
 )
 def test_loss_and_gradient_equal_the_formula_for_every_split(
     samples: list[Sample],
@@ -197,7 +203,7 @@ def test_in_float32_they_agree_to_rounding(
 def test_later_minibatches_are_clipped_against_the_start_of_the_step(
     samples: list[Sample], make_model: MakeModel, gang: Gang
 ) -> None:
-    algorithm = GRPOConfig(clip_low=0.05, clip_high=0.1)
+    algorithm = GRPOConfig(loss=PPOClipConfig(clip_low=0.05, clip_high=0.1))
     plain, start = make_model(), make_model()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
     groups = list(dict.fromkeys(s.group for s in samples))
@@ -229,7 +235,7 @@ def whole_batch_advantages(
 @given(
     max_tokens=st.integers(1, 300),
     order=st.permutations(range(5)),
-    aggregation=st.sampled_from(["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]),
+    aggregation=st.sampled_from(["token_mean", "seq_mean_token_mean", "prompt_mean", "token_sum"]),
 )
 @settings(
     max_examples=15,
