@@ -15,7 +15,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -96,6 +96,14 @@ class Context:
         )
 
 
+class Restored(NamedTuple):
+    """Where a trainer goes on."""
+
+    version: int
+    cursor: int
+    """First training prompt that no group up to this version used."""
+
+
 class Tenant(Protocol):
     """One service; built with a `Context`, complete but idle."""
 
@@ -103,9 +111,8 @@ class Tenant(Protocol):
     concurrency: int
     """Commands handled at once; 1 keeps their order."""
 
-    async def configure(self, config: PipelineConfig, command: Configure) -> int | None:
-        """Set up; the restored policy version for a trainer, None for others. Raises
-        `RefusedError`."""
+    async def configure(self, config: PipelineConfig, command: Configure) -> Restored | None:
+        """Set up; for a trainer what it restored. Raises `RefusedError`."""
 
     async def handle(self, command: Any) -> None:
         """Carry out one command; it is acked when this returns and repeated when it raises."""
@@ -194,7 +201,7 @@ class Life:
             return
         self._configured = True
         try:
-            version = await self._tenant.configure(decode_config(command.config), command)
+            restored = await self._tenant.configure(decode_config(command.config), command)
         except RefusedError as error:
             await context.bus.publish_event(
                 WorkerRefused(
@@ -215,7 +222,8 @@ class Life:
                 pipeline=context.pipeline,
                 worker=context.worker,
                 role=self._tenant.role,
-                version=version,
+                version=None if restored is None else restored.version,
+                cursor=None if restored is None else restored.cursor,
                 gang_epoch=command.gang_epoch if self._tenant.role == "trainer" else None,
             )
         )

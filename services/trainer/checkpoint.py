@@ -33,6 +33,7 @@ _NAME = re.compile(r"v(\d+)-e(\d+)")
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """All of a checkpoint that is no tensor."""
 
+    pipeline: str
     version: int
     gang_epoch: int
     cursor: int

@@ -63,6 +63,9 @@ class Learner:
         self.version = 0
         self.cursor = 0
         """First training prompt that no group up to this version used."""
+        self._whole = False
+        """Whether the weights are those of `version`: not before the start, nor between the updates of
+        an abandoned step."""
         self._config = config
         self._run_folder = run_folder
         self._gang_epoch = gang_epoch
@@ -89,6 +92,11 @@ class Learner:
         self._progress("load", 0, None, "looking for a checkpoint")
         saved = checkpoint.latest(self._run_folder)
         self._gang = join_gang(self._device)
+        if saved is not None and saved.state.pipeline != self._config.name:
+            raise ValueError(
+                f"{self._run_folder} holds checkpoints of pipeline {saved.state.pipeline}: give"
+                f" {self._config.name} a run folder of its own"
+            )
         if saved is None:
             model = self._fresh_model(task)
         else:
@@ -109,11 +117,13 @@ class Learner:
             self._restore(saved)
         else:
             self._fill_from_policy()
+        self._whole = True
         return self.version
 
     def train(self, samples: Sequence[Sample], *, version: int, cursor: int) -> dict[str, float]:
         """The step from `version`; its metrics. On any exception the version does not change, and the
-        weights are not to be used: the process must end or restore."""
+        weights are not to be used: the process must end (`commit_at_stop` knows whether they are those
+        of the version still) or restore."""
         assert version == self.version
         rate = self._set_learning_rate(
             self._optimizer, self._config.trainer.optimizer.learning_rate
@@ -130,7 +140,11 @@ class Learner:
             critic=critic,
             check_stop=self._check_stop,
         )
-        metrics = step.train(self._optimizer)
+        try:
+            metrics = step.train(self._optimizer)
+        except BaseException:
+            self._whole = step.num_updates == 0
+            raise
         self.version = version + 1
         self.cursor = cursor
         return metrics | {"learning_rate": rate}
@@ -164,6 +178,7 @@ class Learner:
             path = checkpoint.write_files(
                 self._run_folder,
                 state=checkpoint.CheckpointState(
+                    pipeline=self._config.name,
                     version=self.version,
                     gang_epoch=self._gang_epoch,
                     cursor=self.cursor,
@@ -176,6 +191,11 @@ class Learner:
             checkpoint.commit(path)
             checkpoint.prune(self._run_folder, keep_last=self._config.trainer.checkpoint.keep_last)
         return path
+
+    def commit_at_stop(self) -> None:
+        """Leave a checkpoint of the version that stands, where the weights are still its own."""
+        if self._whole:
+            self.commit_checkpoint()
 
     # --- Models -----------------------------------------------------------------------------------
 

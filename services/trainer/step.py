@@ -104,6 +104,11 @@ class Step:
             else {}  # come with the critic's values, when the step starts
         )
 
+    @property
+    def num_updates(self) -> int:
+        """Done so far: while it is 0, weights and optimizer are those of before the step."""
+        return len(self._sums.grad_norms)
+
     def train(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
         """All updates of the step; its metrics. Raises `NotFiniteError`."""
         minibatches = split_minibatches(self._samples, self._settings.num_minibatches)

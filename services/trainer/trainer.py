@@ -30,7 +30,7 @@ from jigsawrl.contract.events import (
 from jigsawrl.contract.message import Ref, Role, message_id
 from jigsawrl.contract.records import WeightManifest
 from jigsawrl.models.device import choose_device
-from services.run import Context, RefusedError
+from services.run import Context, RefusedError, Restored
 from services.trainer.batch import (
     Loaded,
     Sample,
@@ -63,8 +63,7 @@ class _Trained:
 
     samples: Sequence[Sample]
     num_tokens: int
-    metrics: dict[str, float]
-    ended_s: float
+    line: MetricsLine
 
 
 class Trainer:
@@ -82,8 +81,10 @@ class Trainer:
         self._learner: Learner
         self._recorder: Recorder
         self._gang_epoch = 0
+        self._started = False
+        """A version stands; there is something to leave a checkpoint of."""
 
-    async def configure(self, config: PipelineConfig, command: Configure) -> int:
+    async def configure(self, config: PipelineConfig, command: Configure) -> Restored:
         """Restore or make the model; commits version 0 or confirms what was restored."""
         if self._context.run_folder is None:
             raise RefusedError("the trainer has no run folder: start it with --run-folder DIR")
@@ -114,9 +115,10 @@ class Trainer:
             path = await self._thread.run(self._learner.commit_checkpoint)
         except (ValueError, OSError) as error:
             raise RefusedError(_one_line(error)) from error
+        self._started = True
         await self._announce_checkpoint(command.incarnation, path, cause=command.id)
         await self._publish_spans()
-        return version
+        return Restored(version=version, cursor=self._learner.cursor)
 
     async def handle(self, command: Any) -> None:
         """`BatchCut` and `PublishWeights`; anything else is not a trainer's."""
@@ -151,8 +153,14 @@ class Trainer:
             await self._publish_spans()
 
     async def close(self) -> None:
-        """End the running work at its next check, and leave the gang."""
-        await self._thread.stop(leave_gang)
+        """End the running work at its next check, leave a checkpoint, and leave the gang."""
+        await self._thread.stop(self._leave)
+
+    def _leave(self) -> None:
+        if self._started:
+            self._record()
+            self._learner.commit_at_stop()
+        leave_gang()
 
     # --- Commands ---------------------------------------------------------------------------------
 
@@ -195,8 +203,13 @@ class Trainer:
         self._trained = _Trained(
             samples=samples,
             num_tokens=int(batch["generated_tokens"]),
-            metrics=batch | shaping | metrics,
-            ended_s=time.time(),
+            line=MetricsLine(
+                version=self._learner.version,
+                incarnation=cut.incarnation,
+                gang_epoch=self._gang_epoch,
+                time_s=time.time(),
+                metrics=batch | shaping | metrics,
+            ),
         )
 
     def _samples(
@@ -217,22 +230,19 @@ class Trainer:
     async def _complete(self, cut: BatchCut) -> None:
         """All that follows a step; every part may be repeated. The record comes before the
         checkpoint: a trainer that restores this version could not write it any more."""
-        trained = self._trained
-        if trained is not None:
-            line = MetricsLine(
-                version=self._learner.version,
-                incarnation=cut.incarnation,
-                gang_epoch=self._gang_epoch,
-                time_s=trained.ended_s,
-                metrics=trained.metrics,
-            )
-            await self._thread.run(partial(self._recorder.record, line, trained.samples))
+        await self._thread.run(self._record)
         manifest, ref = await self._publish_weights(cut)
         if self._learner.checkpoint_is_due():
             self._context.report("checkpoint", num_done=self._learner.version)
             path = await self._thread.run(self._learner.commit_checkpoint)
             await self._announce_checkpoint(cut.incarnation, path, cause=cut.id)
-        await self._announce_version(cut.incarnation, manifest, ref, cause=cut.id, trained=trained)
+        await self._announce_version(
+            cut.incarnation, manifest, ref, cause=cut.id, trained=self._trained
+        )
+
+    def _record(self) -> None:
+        if self._trained is not None:
+            self._recorder.record(self._trained.line, self._trained.samples)
 
     # --- Messages ---------------------------------------------------------------------------------
 
@@ -281,7 +291,7 @@ class Trainer:
                 manifest=ref,
                 num_bytes=manifest.num_bytes,
                 num_trained_tokens=0 if trained is None else trained.num_tokens,
-                metrics={} if trained is None else trained.metrics,
+                metrics={} if trained is None else trained.line.metrics,
             )
         )
 

@@ -41,6 +41,7 @@ from jigsawrl.contract.events import (
 from jigsawrl.contract.message import Array, Ref, Worker
 from jigsawrl.contract.records import RewardRecord, SequenceRecord
 from services.run import Context, RefusedError
+from services.trainer.parallel import leave_gang
 from services.trainer.trainer import Trainer
 
 CONFIG = PipelineConfig(
@@ -62,10 +63,13 @@ def worker(gang_epoch: int) -> Worker:
 
 @pytest.fixture
 def start(bus: NatsBus, tmp_path: Path) -> Start:
-    """``start(gang_epoch)``: a configured trainer for the length of a block."""
+    """``start(gang_epoch)``: a configured trainer for the length of a block, at whose end it is told
+    to stop, or crashes."""
 
     @asynccontextmanager
-    async def start(gang_epoch: int = 1, config: PipelineConfig = CONFIG) -> AsyncIterator[Trainer]:
+    async def start(
+        gang_epoch: int = 1, config: PipelineConfig = CONFIG, *, crash: bool = False
+    ) -> AsyncIterator[Trainer]:
         context = Context(
             bus=bus,
             worker=worker(gang_epoch),
@@ -86,7 +90,10 @@ def start(bus: NatsBus, tmp_path: Path) -> Start:
             await trainer.configure(config, command)
             yield trainer
         finally:
-            await trainer.close()
+            if crash:  # what a killed process would not do is left out
+                await trainer._thread.stop(leave_gang)
+            else:
+                await trainer.close()
 
     return start
 
@@ -237,7 +244,7 @@ async def test_a_repeated_command_trains_nothing_twice(
 async def test_a_new_boot_goes_on_from_the_checkpoint_and_repeats_the_step_exactly(
     bus: NatsBus, start: Start, heard: Heard
 ) -> None:
-    async with start() as trainer:
+    async with start(crash=True) as trainer:
         for version in range(3):
             await trainer.handle(await make_cut(bus, version))
     undisturbed = of_kind(await heard(), VersionPublished)[-1]
@@ -264,7 +271,7 @@ async def test_a_step_is_on_record_before_its_checkpoint_can_be_restored(
     def crash(*_: object, **__: object) -> None:
         raise SystemError("dies while it announces")
 
-    async with start() as trainer:
+    async with start(crash=True) as trainer:
         await trainer.handle(await make_cut(bus, 0))
         monkeypatch.setattr(trainer, "_announce_checkpoint", crash)
         with pytest.raises(SystemError):
@@ -274,6 +281,25 @@ async def test_a_step_is_on_record_before_its_checkpoint_can_be_restored(
         await trainer.handle(publish_command(2, gang_epoch=2))
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["version"] for line in lines] == [1, 2]
+
+
+async def test_a_trainer_that_is_told_to_stop_leaves_a_checkpoint_of_its_version(
+    bus: NatsBus, start: Start, tmp_path: Path
+) -> None:
+    async with start() as trainer:
+        for version in range(3):
+            await trainer.handle(await make_cut(bus, version))
+        assert not (tmp_path / "checkpoints" / "v3-e1").exists()  # every second is due
+    assert (tmp_path / "checkpoints" / "v3-e1" / "COMMITTED").exists()
+
+
+async def test_a_run_folder_of_another_pipeline_is_refused(start: Start, tmp_path: Path) -> None:
+    async with start():
+        pass
+    other = msgspec.structs.replace(CONFIG, name="q")
+    with pytest.raises(RefusedError, match="holds checkpoints of pipeline p: give q a run folder"):
+        async with start(2, other):
+            pass
 
 
 async def test_a_full_weight_channel_makes_room_before_it_is_written(

@@ -101,11 +101,14 @@ class WorkerStarted(Event, frozen=True, kw_only=True):
 class WorkerReady(Event, frozen=True, kw_only=True):
     """Answers `Configure`: the tenant takes work.
 
-    `version` is the policy version a trainer restored (0 after a fresh start), None for others."""
+    A trainer says what it restored, and which gang it is; None for others."""
 
     worker: Worker
     role: Role
     version: int | None = None
+    """0 after a fresh start."""
+    cursor: int | None = None
+    """First training prompt that no group up to `version` used."""
     gang_epoch: int | None = None
 
 

@@ -17,12 +17,13 @@ from jigsawrl.core.state import Cut, Group, Pipeline, Published, State
 from jigsawrl.core.workers import current
 
 
-def trainer_ready(state: State, pipeline: Pipeline, version: int) -> None:
-    """A gang restored `version`; roll back where that is older than what is published."""
+def trainer_ready(state: State, pipeline: Pipeline, version: int, cursor: int) -> None:
+    """A gang restored `version`; roll back where that is older than what is published. Where this
+    history begins with it, prompts go on at its `cursor`."""
     newest, batch = pipeline.version, pipeline.open_cut
     if newest is None:
         pipeline.base_version = version
-        pipeline.next_cursor = version * pipeline.spec.groups_per_batch
+        pipeline.next_cursor = cursor
     elif version < newest:
         if all(kept.version != version for kept in pipeline.cuts):
             reason = f"the trainer restored version {version}, whose batch is no longer kept"

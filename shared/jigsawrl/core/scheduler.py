@@ -156,7 +156,7 @@ class Scheduler:
         if not workers.ready(self.state, pipeline, event):
             return
         if pipeline.tenants[event.worker.id].role == "trainer":
-            history.trainer_ready(self.state, pipeline, event.version or 0)
+            history.trainer_ready(self.state, pipeline, event.version or 0, event.cursor or 0)
 
     def _worker_refused(self, pipeline: Pipeline, event: events.WorkerRefused) -> None:
         if workers.current(pipeline, event.worker) is None:

@@ -58,6 +58,7 @@ class Tenants:
             **self._head(process, "ready"),
             role=process.order.role,
             version=version,
+            cursor=None if version is None else 3 * version,
             gang_epoch=gang_epoch,
         )
         self._world.later(0.2, lambda: self._world.say(process, ready))

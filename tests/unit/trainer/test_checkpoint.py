@@ -20,6 +20,7 @@ def files_of(run: Path, version: int, gang_epoch: int = 1) -> Path:
     return checkpoint.write_files(
         run,
         state=checkpoint.CheckpointState(
+            pipeline="p",
             version=version,
             gang_epoch=gang_epoch,
             cursor=7,
