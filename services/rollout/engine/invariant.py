@@ -33,7 +33,7 @@ from torch import Tensor
 from services.rollout.engine.cache import SlotCache
 from services.rollout.engine.model import Decoder, Layer, Part
 
-SIZES = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+SIZES: tuple[int, ...] = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of rows that work is padded to. Steps of at most a half keep padding small; from 256 on
 the cost of a row no longer falls, so more rows are computed in several turns."""
 SPAN_TOKENS = 32

@@ -18,9 +18,9 @@ import msgspec
 import torch
 import torch.nn.functional as F
 
+from services.rollout.engine.agreement import agreeing_sizes
 from services.rollout.engine.base import Generated, SequenceStart, Step, StepKind, Work
 from services.rollout.engine.cache import SlotCache
-from services.rollout.engine.agreement import agreeing_sizes
 from services.rollout.engine.invariant import InvariantDecoder
 from services.rollout.engine.model import Decoder, Part
 from services.rollout.engine.sampling import Sampling, draw
