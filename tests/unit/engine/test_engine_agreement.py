@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,15 @@ import torch
 from engine_samples import engine_of, load, tiny_model
 from torch import Tensor
 
+from jigsawrl.config import (
+    InitModelConfig,
+    PipelineConfig,
+    RolloutConfig,
+    SortDigitsConfig,
+    TorchEngineConfig,
+    TrainerConfig,
+)
+from services.rollout.build import build_engine
 from services.rollout.engine.agreement import DisagreementError, agreeing_sizes
 from services.rollout.engine.invariant import SIZES, InvariantDecoder
 from services.rollout.engine.sampling import Sampling
@@ -79,3 +89,27 @@ def test_a_head_size_that_is_no_multiple_of_4_is_refused_and_the_old_weights_sta
     with pytest.raises(ValueError, match="a multiple of 4, not 6; set rollout"):
         load(engine, tiny_model(head_dim=6), version=1)
     assert engine.version == 0
+
+
+@pytest.mark.parametrize(("deterministic", "greedy"), [(True, False), (True, True), (False, False)])
+def test_the_key_of_the_config_reaches_training_and_evaluation(
+    deterministic: bool, greedy: bool
+) -> None:
+    config = PipelineConfig(
+        name="p",
+        device="cpu",
+        model=InitModelConfig(),
+        task=SortDigitsConfig(),
+        rollout=RolloutConfig(engine=TorchEngineConfig(deterministic=deterministic)),
+        trainer=TrainerConfig(num_steps=1),
+    )
+    model = tiny_model(head_dim=6)
+    engine = build_engine(config, device=None, greedy=greedy)
+    refusal = pytest.raises(ValueError, match="a deterministic engine needs heads")
+    with refusal if deterministic else nullcontext():
+        engine.load_weights(
+            model.state_dict(),
+            model_config=model.config.to_json_string(),
+            version=0,
+            keep_kv=True,
+        )

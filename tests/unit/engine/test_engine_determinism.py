@@ -131,7 +131,7 @@ def disturbed(shape: str, starts: list[SequenceStart], rng: random.Random) -> di
 
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(
-    max_examples=4,
+    max_examples=3,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
