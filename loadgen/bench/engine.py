@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loadgen.bench.engine", description=__doc__)
     parser.add_argument("--json", action="store_true", help="only the last line, one JSON object")
     say: Callable[[str], None] = (lambda text: None) if parser.parse_args().json else print
-    _use_one_core()
+    use_one_core()
     tokenizer = build_tokenizer(ALPHABET)
     model = build_model(InitModelConfig(), tokenizer, seed=0).eval()
     # No stop token on either side: every sequence has exactly its wanted length.
@@ -157,7 +157,8 @@ def _pairs(
     return engine_s, baseline_s
 
 
-def _use_one_core() -> None:
+def use_one_core() -> None:
+    """One thread, pinned to one core."""
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

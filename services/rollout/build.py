@@ -37,4 +37,5 @@ def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) ->
         max_running=max_running,
         device=torch_device,
         dtype=DTYPES[config.rollout.engine.dtype],
+        deterministic=config.rollout.engine.deterministic,
     )

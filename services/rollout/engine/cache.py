@@ -65,27 +65,29 @@ class SlotCache:
         self._keys[:, :old_slots, :, :old_capacity] = old_keys
         self._values[:, :old_slots, :, :old_capacity] = old_values
 
-    def write_at(self, positions_N: Tensor) -> WriteAt:
-        """Where one position of each of the first N slots lies, for all layers alike."""
+    def write_at(self, positions_N: Tensor, *, first_slot: int = 0) -> WriteAt:
+        """Where one position of each of N slots lies, for all layers alike."""
         num = positions_N.shape[0]
-        starts = torch.arange(num * self._num_kv_heads, device=self._device) * self.capacity_tokens
+        begin, end = (slot * self._num_kv_heads for slot in (first_slot, first_slot + num))
+        starts = torch.arange(begin, end, device=self._device) * self.capacity_tokens
         rows = (starts.view(num, -1) + positions_N[:, None]).view(-1)
         return WriteAt(rows, num)
 
     def write(self, layer: int, keys_NKD: Tensor, values_NKD: Tensor, at: WriteAt) -> None:
-        """One position of each of the first N slots."""
+        """One position of each of N slots."""
         for store, new in ((self._keys, keys_NKD), (self._values, values_NKD)):
             store[layer].view(-1, self._head_dim).index_copy_(
                 0, at.rows, new.reshape(-1, self._head_dim)
             )
 
-    def read(self, layer: int, num: int, span: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `span` positions of the first `num` slots, as views
-        [N * K, T, D]."""
+    def read(
+        self, layer: int, num: int, span: int, *, first_slot: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `span` positions of `num` slots, as views [N * K, T, D]."""
         keys, values = self._keys[layer], self._values[layer]
         shape = (self.num_slots * self._num_kv_heads, self.capacity_tokens, self._head_dim)
-        end = num * self._num_kv_heads
-        return keys.view(shape)[:end, :span], values.view(shape)[:end, :span]
+        begin, end = (slot * self._num_kv_heads for slot in (first_slot, first_slot + num))
+        return keys.view(shape)[begin:end, :span], values.view(shape)[begin:end, :span]
 
     def fill(self, layer: int, keys_NKTD: Tensor, values_NKTD: Tensor, slots_N: Tensor) -> None:
         """The first T positions of chosen slots."""

@@ -13,9 +13,10 @@ head · D head size · E hidden size.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +46,15 @@ class Layer(NamedTuple):
     down_bias: Tensor | None
 
 
+class Part(NamedTuple):
+    """Running sequences that are decoded together: those of slots `first` to `end` - 1, as `size`
+    rows, of which the ones beyond `end` are padding."""
+
+    first: int
+    end: int
+    size: int
+
+
 class Decoder:
     """One version of the weights, ready to run."""
 
@@ -58,7 +68,7 @@ class Decoder:
     ) -> None:
         config = parse_config(model_config)
         self._config = config
-        self._device, self._dtype = device, dtype
+        self.device, self.dtype = device, dtype
         self.num_layers: int = config.num_hidden_layers
         self.num_heads: int = config.num_attention_heads
         self.num_kv_heads: int = config.num_key_value_heads
@@ -77,12 +87,19 @@ class Decoder:
         self._state = {}
         self._rotations_TD = torch.empty(0, self.head_dim // 2, dtype=torch.complex64)
 
+    def beginning(self, *, num_layers: int) -> Self:
+        """The same weights, with only the first layers before the output head."""
+        part = copy.copy(self)
+        part._layers = self._layers[:num_layers]
+        part.num_layers = len(part._layers)
+        return part
+
     # --- Weights ----------------------------------------------------------------------------------
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self._state:
             raise ValueError(f"the weights lack {name}; were they made by another architecture?")
-        return self._state[name].to(device=self._device, dtype=self._dtype, copy=True)
+        return self._state[name].to(device=self.device, dtype=self.dtype, copy=True)
 
     def _optional(self, *names: str) -> Tensor | None:
         if names[0] not in self._state:
@@ -137,32 +154,60 @@ class Decoder:
             cos, sin = rotary(torch.zeros(1), torch.arange(size)[None])
             half = self.head_dim // 2
             rotations = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
-            self._rotations_TD = rotations.to(self._device)
+            self._rotations_TD = rotations.to(self.device)
         return self._rotations_TD
 
     # --- Forward ----------------------------------------------------------------------------------
 
+    def parts(self, num: int) -> list[Part]:
+        """How `num` running sequences are to be decoded: all at once."""
+        return [Part(0, num, num)]
+
     def decode(
-        self, tokens_N: Tensor, positions_N: Tensor, cache: SlotCache, *, span: int
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        cache: SlotCache,
+        *,
+        span: int,
+        first_slot: int = 0,
     ) -> Tensor:
-        """Float32 logits [N, V] after one more token in each of the first N slots, whose keys and
-        values are added to the cache. `span` bounds all positions, this token's included."""
+        """Float32 logits [N, V] after one more token in each of N slots, whose keys and values are
+        added to the cache. `span` bounds all positions, this token's included."""
+        return self.logits(
+            self.hidden(tokens_N, positions_N, cache, span=span, first_slot=first_slot)
+        )
+
+    def logits(self, hidden_NE: Tensor) -> Tensor:
+        """The output head, [N, V] float32."""
+        return F.linear(hidden_NE, self._head).float()
+
+    def hidden(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        cache: SlotCache,
+        *,
+        span: int,
+        first_slot: int,
+    ) -> Tensor:
+        """What `decode` gives to the output head, [N, E]."""
         num = tokens_N.shape[0]
         rotations = self._rotations(span)[positions_N][:, None]
-        write = cache.write_at(positions_N)
+        write = cache.write_at(positions_N, first_slot=first_slot)
         # What lies behind a sequence's end is zeros or an old sequence's; never attended to.
-        columns = torch.arange(span, device=self._device)
-        mask = torch.zeros(num, span, dtype=self._dtype, device=self._device)
+        columns = torch.arange(span, device=self.device)
+        mask = torch.zeros(num, span, dtype=self.dtype, device=self.device)
         mask.masked_fill_(columns > positions_N[:, None], -torch.inf)
         mask_N11T = mask[:, None, None, :]
         x = F.embedding(tokens_N, self._embedding)
         for number, layer in enumerate(self._layers):
             q, k, v = self._project(x, layer, rotations)
             cache.write(number, k, v, write)
-            mixed = self._attend(q, number, cache, mask_N11T)
+            keys, values = cache.read(number, num, span, first_slot=first_slot)
+            mixed = self._attend(q, keys, values, mask_N11T)
             x = self._finish(x, mixed, layer)
-        x = F.rms_norm(x, x.shape[-1:], self._norm, self._eps)
-        return F.linear(x, self._head).float()
+        return F.rms_norm(x, x.shape[-1:], self._norm, self._eps)
 
     def prefill(
         self, tokens_NT: Tensor, slots: list[int], rows: list[int], cache: SlotCache
@@ -173,8 +218,8 @@ class Decoder:
         rotations = self._rotations(span)[:span].repeat(num, 1)[:, None]
         x = F.embedding(tokens_NT.reshape(-1), self._embedding)
         shape = (num, span, -1, self.head_dim)
-        row_index = torch.tensor(rows, device=self._device)
-        slot_index = torch.tensor(slots, device=self._device)
+        row_index = torch.tensor(rows, device=self.device)
+        slot_index = torch.tensor(slots, device=self.device)
         for number, layer in enumerate(self._layers):
             q, k, v = self._project(x, layer, rotations)
             q, k, v = (part.reshape(shape).transpose(1, 2) for part in (q, k, v))
@@ -194,20 +239,20 @@ class Decoder:
             rotated = F.rms_norm(rotated, (self.head_dim,), None, self._eps) * layer.head_norm
         pairs = rotated.float().reshape(x.shape[0], num_rotated, -1, 2)
         turned = torch.view_as_complex(pairs) * rotations
-        rotated = torch.view_as_real(turned).flatten(-2).to(self._dtype)
+        rotated = torch.view_as_real(turned).flatten(-2).to(self.dtype)
         return (
             rotated[:, : self.num_heads],
             rotated[:, self.num_heads :],
             heads[:, num_rotated:],
         )
 
-    def _attend(self, q: Tensor, layer: int, cache: SlotCache, mask_N11T: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask_N11T: Tensor) -> Tensor:
+        """One query a sequence, [N, H, D], against keys and values [N * K, T, D]; [N, H * D]."""
         num, span = mask_N11T.shape[0], mask_N11T.shape[-1]
-        keys, values = cache.read(layer, num, span)
         q = q.reshape(num * self.num_kv_heads, -1, self.head_dim)
         mask = mask_N11T.expand(num, self.num_kv_heads, 1, span).reshape(-1, 1, span)
         scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=self.head_dim**-0.5)
-        weights = scores.softmax(-1, dtype=torch.float32).to(self._dtype)
+        weights = scores.softmax(-1, dtype=torch.float32).to(self.dtype)
         return torch.bmm(weights, values).view(num, -1)
 
     def _finish(self, x: Tensor, mixed: Tensor, layer: Layer) -> Tensor:

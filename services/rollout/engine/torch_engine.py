@@ -16,10 +16,13 @@ from typing import NamedTuple
 
 import msgspec
 import torch
+import torch.nn.functional as F
 
+from services.rollout.engine.agreement import agreeing_sizes
 from services.rollout.engine.base import Generated, SequenceStart, Step, StepKind, Work
 from services.rollout.engine.cache import SlotCache
-from services.rollout.engine.model import Decoder
+from services.rollout.engine.invariant import InvariantDecoder
+from services.rollout.engine.model import Decoder, Part
 from services.rollout.engine.sampling import Sampling, draw
 from services.rollout.engine.slots import Running, Slots
 
@@ -40,18 +43,33 @@ class Loaded(NamedTuple):
     version: int
 
 
+class Agreement(NamedTuple):
+    """Row counts that were found to give equal bits for a model."""
+
+    model_config: str
+    sizes: tuple[int, ...]
+
+
 class TorchEngine:
     """See `base.Engine`."""
 
     def __init__(
-        self, *, sampling: Sampling, max_running: int, device: torch.device, dtype: torch.dtype
+        self,
+        *,
+        sampling: Sampling,
+        max_running: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        deterministic: bool = False,
     ) -> None:
         self._sampling = sampling
+        self._deterministic = deterministic
         self._max_running = max_running
         self._device, self._dtype = device, dtype
         self._slots = Slots(device)
         self._waiting: deque[SequenceStart] = deque()
         self._loaded: Loaded | None = None
+        self._agreement: Agreement | None = None
         self._stops = torch.empty(0, dtype=torch.int64, device=device)
         self._longest = 0
         """Tokens of the longest running sequence, kept on the host so that no step asks for it."""
@@ -125,7 +143,7 @@ class TorchEngine:
         version: int,
         keep_kv: bool,
     ) -> None:
-        decoder = Decoder(state, model_config=model_config, device=self._device, dtype=self._dtype)
+        decoder = self._decoder(state, model_config)
         cache = SlotCache(
             num_layers=decoder.num_layers,
             num_kv_heads=decoder.num_kv_heads,
@@ -143,6 +161,19 @@ class TorchEngine:
             self._prefill([(prefix, [slot]) for prefix, slot in zip(prefixes, slots, strict=True)])
             for one in self._slots.running:
                 one.prefix_version = version
+
+    def _decoder(self, state: Mapping[str, torch.Tensor], model_config: str) -> Decoder:
+        device, dtype = self._device, self._dtype
+        if not self._deterministic:
+            return Decoder(state, model_config=model_config, device=device, dtype=dtype)
+        decoder = InvariantDecoder(state, model_config=model_config, device=device, dtype=dtype)
+        known = self._agreement
+        if known is None or known.model_config != model_config:
+            known = self._agreement = Agreement(
+                model_config, agreeing_sizes(decoder, self._sampling)
+            )
+        decoder.sizes = known.sizes
+        return decoder
 
     # --- Steps ------------------------------------------------------------------------------------
 
@@ -174,13 +205,13 @@ class TorchEngine:
 
     def _decode(self, finished: list[Generated]) -> int:
         loaded = self._ready()
-        self._reserve(self._longest + 1)
         num = self.num_running
-        span = min(_round_up(self._longest), loaded.cache.capacity_tokens)
-        tokens_N, positions_N = self._slots.current()
-        logits_NV = loaded.decoder.decode(tokens_N, positions_N, loaded.cache, span=span)
-        drawn = draw(logits_NV, self._slots.next_draws(), self._sampling)
-        done = self._slots.append(*drawn, version=loaded.version, stops=self._stops)
+        self._reserve(self._longest + 1, num_slots=num)
+        drawn = [self._draw(part) for part in loaded.decoder.parts(num)]
+        tokens_N, logprobs_N = drawn[0]
+        if len(drawn) > 1:
+            tokens_N, logprobs_N = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        done = self._slots.append(tokens_N, logprobs_N, version=loaded.version, stops=self._stops)
         self._longest += 1
         for slot, stopped in done:
             read = self._slots.read(slot)
@@ -188,6 +219,23 @@ class TorchEngine:
             finished.append(msgspec.structs.replace(read, finish_reason=reason))
         self._leave({slot for slot, _ in done})
         return num
+
+    def _draw(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next tokens [N] of some sequences and their log-probs [N]."""
+        loaded = self._ready()
+        span = min(_round_up(self._longest), loaded.cache.capacity_tokens)
+        columns = [*self._slots.current(), self._slots.next_draws()]
+        columns = [column[part.first : part.end] for column in columns]
+        padding = part.first + part.size - part.end
+        if padding:  # rows of token 0 at position 0 of slots that are free
+            columns = [F.pad(column, (0, padding)) for column in columns]
+        tokens_N, positions_N, draws_N = columns
+        logits_NV = loaded.decoder.decode(
+            tokens_N, positions_N, loaded.cache, span=span, first_slot=part.first
+        )
+        tokens_N, logprobs_N = draw(logits_NV, draws_N, self._sampling)
+        num = part.end - part.first
+        return tokens_N[:num], logprobs_N[:num]
 
     def _leave(self, slots: set[int]) -> None:
         if not slots:
@@ -271,7 +319,8 @@ class TorchEngine:
         if num_tokens > loaded.cache.capacity_tokens:
             doubled = max(num_tokens, 2 * loaded.cache.capacity_tokens)
             num_tokens = _round_up(min(doubled, loaded.decoder.max_positions))
-        loaded.cache.grow(num_slots=num_slots, capacity_tokens=num_tokens)
+        last = loaded.decoder.parts(num_slots)[-1]
+        loaded.cache.grow(num_slots=last.first + last.size, capacity_tokens=num_tokens)
         self._slots.grow(num_rows=num_slots, capacity_tokens=num_tokens)
 
 

@@ -55,7 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--to", type=Path, required=True, metavar="DIR", help="must not exist")
 
     bench = commands.add_parser("bench", help="measure a part of the system")
-    bench.add_argument("subject", choices=["engine"], help="engine: against transformers' generate")
+    bench.add_argument(
+        "subject",
+        choices=["engine", "determinism"],
+        help="engine: against transformers' generate; determinism: what bit equality costs",
+    )
     bench.add_argument("--json", action="store_true", help="only the last line, one JSON object")
     return parser
 

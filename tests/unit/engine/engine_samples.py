@@ -64,6 +64,7 @@ def engine_of(
     max_running: int = 16,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    deterministic: bool = False,
     **sampling: Any,
 ) -> TorchEngine:
     """An engine with the model's weights as version 0."""
@@ -72,6 +73,7 @@ def engine_of(
         max_running=max_running,
         device=torch.device(device),
         dtype=dtype,
+        deterministic=deterministic,
     )
     load(engine, model, version=0)
     return engine
