@@ -57,8 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure a part of the system")
     bench.add_argument(
         "subject",
-        choices=["engine", "determinism"],
-        help="engine: against transformers' generate; determinism: what bit equality costs",
+        choices=["engine", "determinism", "modes"],
+        help="engine: against transformers' generate; determinism: what bit equality costs; modes:"
+        " async against sync on a long tail",
     )
     bench.add_argument("--json", action="store_true", help="only the last line, one JSON object")
     return parser

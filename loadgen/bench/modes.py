@@ -1,0 +1,105 @@
+"""``python -m loadgen.bench.modes [--json]``: mode async against sync on a workload with a long tail.
+
+Whole runs of the system on this machine, with real training: the same pipeline in both modes, in
+alternating order, so that a busy machine slows both alike. Few sequences of a batch are many times as
+long as the others; in sync the trainer waits for them and the engine then waits for the trainer. The
+figure is the median over pairs of async over sync trained tokens/s, from version 0 to the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+PIPELINE = """
+name = "long-tail"
+
+[model]
+type = "init"
+hidden_size = 128
+intermediate_size = 384
+num_layers = 2
+max_position_embeddings = 512
+[model.warmup]
+target_accuracy = 0.02
+
+[task]
+type = "sort-digits"
+min_digits = 2
+max_digits = 120
+num_held_out = 50
+
+[rollout]
+sampling.max_new_tokens = 200
+engine.max_running = 128
+
+[algorithm]
+group_size = 8
+
+[trainer]
+num_steps = 12
+groups_per_batch = 16
+
+[evaluation]
+enabled = false
+"""
+ASYNC = (
+    'mode.type="async"',
+    "mode.max_staleness=1",
+    'algorithm.correction.type="truncate"',
+)
+NUM_PAIRS = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m loadgen.bench.modes", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="only the last line, one JSON object")
+    say: Callable[[str], None] = (lambda text: None) if parser.parse_args().json else print
+    speeds: dict[str, list[float]] = {"sync": [], "async": []}
+    with tempfile.TemporaryDirectory(prefix="jigsaw-modes-") as folder:
+        path = Path(folder) / "pipeline.toml"
+        path.write_text(PIPELINE)
+        for pair in range(NUM_PAIRS):
+            for mode in ("sync", "async") if pair % 2 == 0 else ("async", "sync"):
+                speed = tokens_per_s(path, ASYNC if mode == "async" else ())
+                speeds[mode].append(speed)
+                say(f"pair {pair + 1} of {NUM_PAIRS}: {mode} {speed:,.0f} trained tokens/s")
+    pairs = [a / s for a, s in zip(speeds["async"], speeds["sync"], strict=True)]
+    result = {
+        "ratio": round(statistics.median(pairs), 3),
+        "pairs": [round(ratio, 3) for ratio in pairs],
+        "tokens_per_s": statistics.median(speeds["async"]),
+        "baseline_tokens_per_s": statistics.median(speeds["sync"]),
+    }
+    print(json.dumps(result))
+    sys.stdout.flush()
+
+
+def tokens_per_s(pipeline: Path, changes: tuple[str, ...]) -> float:
+    """Of one whole run, from its summary."""
+    command = [sys.executable, "-m", "jigsawrl.cli.main", "run", str(pipeline)]
+    command += ["--runs-folder", str(pipeline.parent / "runs")]
+    for change in changes:
+        command += ["--set", change]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"a run failed:\n{done.stdout[-2000:]}{done.stderr}")
+    summary = json.loads(done.stdout.splitlines()[-1])
+    return float(summary["pipelines"]["long-tail"]["tokens_per_s"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""With the deterministic engine a run gives the same bits, whatever was batched, moved or killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.integration.live_run import PIPELINE, LiveRun
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS = 6
+EXACT = (
+    "rollout.engine.deterministic=true",
+    "evaluation.enabled=false",
+    "trainer.checkpoint.every=2",
+    f"trainer.num_steps={NUM_STEPS}",
+)
+
+
+def start(folder: Path, *changes: str) -> LiveRun:
+    """The tiny pipeline, exact and without evaluations."""
+    pipeline = PIPELINE.partition("[evaluation]")[0]
+    return LiveRun(folder, *EXACT, *changes, pipeline=pipeline)
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def fingerprint(live: LiveRun) -> dict[str, Any]:
+    """All that a run computed: tokens, log-probs, versions and rewards in the order of training,
+    losses, and the last weights. Ids of groups are left out: a rollback gives prompts new ones."""
+    assert live.wait() == 0, live.story()
+    folder = live.run_folder
+    samples = {}
+    for version in range(1, NUM_STEPS + 1):
+        rows = [json.loads(r) for r in lines_of(folder / f"trajectories/v{version}.jsonl")]
+        kept = [[r["tokens"], r["logprobs"], r["versions"], r["reward"]] for r in rows]
+        samples[version] = hashlib.sha256(json.dumps(kept).encode()).hexdigest()
+    lines = [json.loads(line) for line in lines_of(folder / "metrics.jsonl")]
+    checkpoint = max(folder.glob(f"checkpoints/v{NUM_STEPS}-e*"))
+    weights = load_file(checkpoint / "model.safetensors")
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(weights[name].numpy().tobytes())
+    return {
+        "samples": samples,
+        "losses": [(line["version"], line["loss"], line["grad_norm"]) for line in lines],
+        "weights": digest.hexdigest(),
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Mode sync, one worker, nothing killed."""
+    with start(tmp_path_factory.mktemp("exact")) as live:
+        return fingerprint(live)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("mode.type=async", "mode.max_staleness=0"),
+        ("rollout.num_workers=2",),
+        ("rollout.engine.max_running=3",),
+    ],
+    ids=["async-0", "two-workers", "batches-of-3"],
+)
+def test_how_sequences_are_batched_and_placed_changes_no_bit(
+    undisturbed: dict[str, Any], tmp_path: Path, changes: tuple[str, ...]
+) -> None:
+    with start(tmp_path, *changes) as live:
+        assert fingerprint(live) == undisturbed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_was_stopped_or_killed_and_resumed_changes_no_bit(
+    undisturbed: dict[str, Any], tmp_path: Path, number: signal.Signals
+) -> None:
+    with start(tmp_path) as live:
+        live.until(lambda: live.num_steps_done() >= 3)
+        live.process.send_signal(number)
+        live.process.wait(10)
+    with LiveRun(tmp_path, resume=True) as live:
+        assert fingerprint(live) == undisturbed
+
+
+def kill_trainer(live: LiveRun) -> None:
+    live.until(lambda: live.num_steps_done() >= 3)
+    live.kill("trainer")
+
+
+def kill_rollout(live: LiveRun) -> None:
+    live.until(lambda: live.num_steps_done() >= 2)
+    live.kill("rollout")
+
+
+@pytest.mark.parametrize("harm", [kill_trainer, kill_rollout])
+def test_a_killed_service_changes_no_bit(
+    undisturbed: dict[str, Any], tmp_path: Path, harm: Callable[[LiveRun], None]
+) -> None:
+    with start(tmp_path) as live:
+        harm(live)
+        assert fingerprint(live) == undisturbed
