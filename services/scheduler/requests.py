@@ -13,8 +13,16 @@ from jigsawrl.bus.base import Bus, BusError
 from jigsawrl.config import PipelineConfig, decode_config
 from jigsawrl.contract.events import PipelineCancelled, PipelineSubmitted
 from jigsawrl.contract.message import Message, message_id
-from jigsawrl.contract.requests import Cancel, Status, StatusQuery, Submit, Submitted
+from jigsawrl.contract.requests import (
+    Cancel,
+    PipelineStatus,
+    Status,
+    StatusQuery,
+    Submit,
+    Submitted,
+)
 from jigsawrl.core.scheduler import Scheduler
+from jigsawrl.core.state import Pipeline
 from jigsawrl.core.status import pipeline_status
 from services.scheduler.sizing import (
     data_stream_bytes,
@@ -26,7 +34,10 @@ FOLD_TIMEOUT_S = 5.0
 """How long an answer waits for the event it led to to be folded."""
 
 COUNT_PERIOD_S = 1.0
-"""How often dead letters are counted."""
+"""How often dead letters are counted and streams are looked at."""
+
+FULL_SHARE = 0.95
+"""From here on a stream is shown as something that is waited for."""
 
 
 class Requests:
@@ -39,6 +50,8 @@ class Requests:
         self._accepted: dict[str, str] = {}
         """Pipeline -> id of the `Submit` that was accepted: a repeated request is no duplicate."""
         self._num_dead_letters = 0
+        self._full: dict[str, list[str]] = {}
+        """Per pipeline, or "" for all: what is nearly full."""
         self._counted_s = float("-inf")
 
     async def handle(self, request: Any) -> Message:
@@ -125,8 +138,7 @@ class Requests:
     async def _status(self, request: StatusQuery) -> Status:
         if time.monotonic() - self._counted_s >= COUNT_PERIOD_S:
             self._counted_s = time.monotonic()
-            stream = self._bus.subjects.dead_letters_stream().name
-            self._num_dead_letters = await self._bus.count_messages(stream)
+            await self._look_at_streams()
         state = self._scheduler.state
         return Status(
             id=message_id(Status.tag(), request.id),
@@ -135,8 +147,33 @@ class Requests:
             leader_epoch=state.leader_epoch,
             stream_sequence=state.sequence,
             num_dead_letters=self._num_dead_letters,
-            pipelines=tuple(pipeline_status(state, p) for p in state.pipelines.values()),
+            pipelines=tuple(self._pipeline(p) for p in state.pipelines.values()),
         )
+
+    def _pipeline(self, pipeline: Pipeline) -> PipelineStatus:
+        """What the core knows, and the full streams for which publishers may be waiting."""
+        status = pipeline_status(self._scheduler.state, pipeline)
+        full = [*self._full.get("", ()), *self._full.get(pipeline.name, ())]
+        if not pipeline.live or not full:
+            return status
+        return msgspec.structs.replace(status, waiting_for=(*full, *status.waiting_for))
+
+    async def _look_at_streams(self) -> None:
+        subjects = self._bus.subjects
+        dead = await self._bus.fill(subjects.dead_letters_stream().name)
+        self._num_dead_letters = dead.num_messages
+        wanted = [("", subjects.events_stream().name), ("", subjects.commands_stream().name)]
+        for pipeline in self._scheduler.state.pipelines.values():
+            if pipeline.live:
+                name = pipeline.name
+                wanted += [(name, subjects.data_stream(name).name)]
+                wanted += [(name, subjects.weights_stream(name).name)]
+        fills = await asyncio.gather(*(self._bus.fill(stream) for _, stream in wanted))
+        self._full = {}
+        for (name, _), fill in zip(wanted, fills, strict=True):
+            if fill.max_bytes and fill.num_bytes > FULL_SHARE * fill.max_bytes:
+                text = f"room in {fill.stream}: {fill.num_bytes} of {fill.max_bytes} bytes in use"
+                self._full.setdefault(name, []).append(text)
 
     async def _folded(self, sequence: int) -> None:
         deadline_s = time.monotonic() + FOLD_TIMEOUT_S

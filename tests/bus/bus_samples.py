@@ -81,7 +81,7 @@ async def events_after(bus: NatsBus, after: int, num: int) -> list[StoredEvent]:
 async def dead_letters(bus: NatsBus) -> list[DeadLetter]:
     """All stored dead letters."""
     stream = bus.subjects.dead_letters_stream().name
-    num = await bus.count_messages(stream)
+    num = (await bus.fill(stream)).num_messages
     letters = [await bus.load(Ref(stream, sequence + 1)) for sequence in range(num)]
     return letters
 

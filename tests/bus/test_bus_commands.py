@@ -48,7 +48,7 @@ def ids(*numbers: int) -> list[str]:
 
 
 async def num_stored(bus: NatsBus) -> int:
-    return await bus.count_messages(bus.subjects.commands_stream().name)
+    return (await bus.fill(bus.subjects.commands_stream().name)).num_messages
 
 
 async def test_commands_are_handled_in_order_and_removed_once_acked(bus):

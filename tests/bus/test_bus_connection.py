@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 from bus_samples import an_event, until
 
@@ -101,6 +102,8 @@ async def test_closing_takes_under_5_s_after_a_restart_of_the_server(own_server,
 async def test_closing_takes_under_5_s_when_the_server_does_not_answer(own_server, own_bus, how):
     await own_bus.publish_event(an_event(1))
     os.kill(own_server.pid, how)
+    stopped = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    await until(lambda: psutil.Process(own_server.pid).status() in stopped)
     publishing = asyncio.create_task(own_bus.publish_event(an_event(2)))
     await asyncio.sleep(0.1)
     started_s = time.monotonic()

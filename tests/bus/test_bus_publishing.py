@@ -69,7 +69,7 @@ async def test_what_was_stored_by_a_publish_that_timed_out_is_not_stored_twice(
         os.kill(own_server.pid, signal.SIGCONT)
     assert await asyncio.wait_for(publishing, 10) == 1
     await own_bus.publish_event(an_event(2))
-    assert await own_bus.count_messages(own_bus.subjects.events_stream().name) == 2
+    assert (await own_bus.fill(own_bus.subjects.events_stream().name)).num_messages == 2
 
 
 async def test_a_repeat_under_the_same_id_gives_the_first_sequence(bus):
@@ -89,7 +89,7 @@ async def test_publishers_wait_for_a_full_stream_and_nothing_is_lost(bus):
 
     async with in_background(publish_all()) as publishing:
         await asyncio.sleep(0.5)
-        num_stored = await bus.count_messages(spec.name)
+        num_stored = (await bus.fill(spec.name)).num_messages
         assert 0 < num_stored < 30
         assert [event.sequence for event in await events_after(bus, 0, 1)] == [1]
         reading = bus.read_events(0)
@@ -124,7 +124,7 @@ async def test_publishing_goes_on_over_a_restart_of_the_server(
     await asyncio.wait_for(publishing, 4)
     stored = await events_after(own_bus, 0, 300)
     assert [event.event.id for event in stored] == [f"e:{number}" for number in range(300)]
-    assert await own_bus.count_messages(own_bus.subjects.events_stream().name) == 300
+    assert (await own_bus.fill(own_bus.subjects.events_stream().name)).num_messages == 300
 
 
 async def test_the_client_waits_for_a_server_that_is_away_for_long(own_server, own_bus, restart):

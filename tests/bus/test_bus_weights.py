@@ -15,7 +15,7 @@ MEGABYTE = 1024 * 1024
 
 
 async def num_stored(bus: NatsBus) -> int:
-    return await bus.count_messages(bus.subjects.weights_stream("p").name)
+    return (await bus.fill(bus.subjects.weights_stream("p").name)).num_messages
 
 
 @pytest.mark.parametrize("num_bytes", [20 * MEGABYTE, 3 * MEGABYTE + 7, 1, 0])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import nats.js.errors
 import pytest
 
 from jigsawrl.bus.client import NatsBus
@@ -79,6 +80,24 @@ async def test_one_process_may_lead_twice_within_the_duplicate_window(
         with contextlib.suppress(asyncio.CancelledError):
             await task
     assert elections[1] > elections[0]
+
+
+async def test_a_full_stream_is_what_its_pipeline_waits_for(bus: NatsBus, leading: Start) -> None:
+    async with leading():
+        await submit(bus, config())
+        stream = bus.subjects.data_stream("p").name
+        largest = (await bus.fill(stream)).max_bytes
+        link = await bus.connection.ready()
+        subject = f"{bus.subjects.prefix}.data.p.filler"
+        chunk = b"x" * min(largest // 4, 4 * 1024**2)
+        with contextlib.suppress(nats.js.errors.APIError):
+            while True:
+                await link.js.publish(subject, chunk)
+        while (await bus.fill(stream)).num_bytes < 0.96 * largest:
+            await link.js.publish(subject, b"x" * (largest // 100))
+        await asyncio.sleep(1.1)  # streams are looked at once a second
+        told = (await status(bus)).pipelines[0].waiting_for
+        assert any(f"room in {stream}" in one for one in told), told
 
 
 async def test_ticks_come_whatever_other_events_do(bus: NatsBus, leading: Start) -> None:
@@ -293,7 +312,7 @@ async def test_snapshots_let_the_stream_be_purged_and_a_restart_goes_on(
         events = bus.subjects.events_stream().name
 
         async def purged() -> bool:
-            return await bus.count_messages(events) <= 130
+            return (await bus.fill(events)).num_messages <= 130
 
         await until_true(purged)
         first_epoch = (await status(bus)).leader_epoch

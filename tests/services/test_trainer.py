@@ -168,7 +168,7 @@ def heard(bus: NatsBus) -> Heard:
     """All events so far."""
 
     async def read() -> list[Any]:
-        count = await bus.count_messages(bus.subjects.events_stream().name)
+        count = (await bus.fill(bus.subjects.events_stream().name)).num_messages
         events: list[Any] = []
         async with asyncio.timeout(10):
             async for stored in bus.read_events(0):
@@ -308,13 +308,13 @@ async def test_a_full_weight_channel_makes_room_before_it_is_written(
     spec = bus.subjects.weights_stream("p")
     async with start() as trainer:
         await trainer.handle(publish_command(0))
-        one = await bus.count_messages(spec.name)
+        one = (await bus.fill(spec.name)).num_messages
         num_bytes = of_kind(await heard(), VersionPublished)[0].num_bytes
         small = msgspec.structs.replace(spec, max_bytes=int(3.5 * num_bytes) + 40_000)
         await bus.create_streams([small])
         for version in range(4):
             await trainer.handle(await make_cut(bus, version, retain_versions=()))
-        assert await bus.count_messages(spec.name) == 2 * one
+        assert (await bus.fill(spec.name)).num_messages == 2 * one
 
 
 async def test_only_the_newest_and_the_retained_weights_stay(

@@ -8,7 +8,7 @@ that what was stored by a publish that timed out is not stored twice.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -50,6 +50,16 @@ CommandHandler = Callable[[Any], Awaitable[None]]
 """Called with one command; it is acked after this returns. May be called again with the same one."""
 
 RequestHandler = Callable[[Any], Awaitable[Message]]
+
+
+class Fill(NamedTuple):
+    """What a stream holds, and may hold."""
+
+    stream: str
+    num_messages: int
+    num_bytes: int
+    max_bytes: int
+    """0 for a stream that does not exist."""
 
 
 class Bus(Protocol):
@@ -112,8 +122,8 @@ class Bus(Protocol):
     ) -> None:
         """Remove messages with a sequence below `before`, or all on `subject` (may hold wildcards)."""
 
-    async def count_messages(self, stream: str) -> int:
-        """Messages that a stream holds; 0 where it does not exist."""
+    async def fill(self, stream: str) -> Fill:
+        """How full a stream is; one that does not exist is empty."""
 
     async def publish_weights(
         self, manifest: WeightManifest, payload: memoryview, *, window: int = 8

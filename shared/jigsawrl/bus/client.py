@@ -13,6 +13,7 @@ from jigsawrl.bus import commands, events, requests, streams
 from jigsawrl.bus.base import (
     BusError,
     CommandHandler,
+    Fill,
     MessageTooLargeError,
     RequestHandler,
     StoredEvent,
@@ -153,8 +154,8 @@ class NatsBus:
     ) -> None:
         await streams.purge(self.connection, stream, before=before, subject=subject)
 
-    async def count_messages(self, stream: str) -> int:
-        return await streams.count_messages(self.connection, stream)
+    async def fill(self, stream: str) -> Fill:
+        return await streams.fill(self.connection, stream)
 
     # --- Weights, snapshots, leases ---------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RawStreamMsg, RetentionPolicy, StorageType, StreamConfig
 
-from jigsawrl.bus.base import BusError, RecordGoneError
+from jigsawrl.bus.base import BusError, Fill, RecordGoneError
 from jigsawrl.bus.connection import Connection, is_lack_of_room
 from jigsawrl.bus.publishing import Publisher
 from jigsawrl.contract.message import Ref
@@ -97,13 +97,13 @@ async def purge(
         return
 
 
-async def count_messages(connection: Connection, stream: str) -> int:
-    """See `Bus.count_messages`."""
+async def fill(connection: Connection, stream: str) -> Fill:
+    """See `Bus.fill`."""
     try:
-        info = await connection.call(f"count {stream}", lambda js: js.stream_info(stream))
+        info = await connection.call(f"look at {stream}", lambda js: js.stream_info(stream))
     except nats.js.errors.NotFoundError:
-        return 0
-    return info.state.messages
+        return Fill(stream, 0, 0, 0)
+    return Fill(stream, info.state.messages, info.state.bytes, info.config.max_bytes or 0)
 
 
 async def subjects_stored(connection: Connection, stream: str, subject: str) -> dict[str, int]:
