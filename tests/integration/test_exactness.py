@@ -35,18 +35,19 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
-def fingerprint(live: LiveRun) -> dict[str, Any]:
+def fingerprint(live: LiveRun, *, num_steps: int = NUM_STEPS) -> dict[str, Any]:
     """All that a run computed: tokens, log-probs, versions and rewards in the order of training,
     losses, and the last weights. Ids of groups are left out: a rollback gives prompts new ones."""
     assert live.wait() == 0, live.story()
     folder = live.run_folder
     samples = {}
-    for version in range(1, NUM_STEPS + 1):
+    for version in range(1, num_steps + 1):
         rows = [json.loads(r) for r in lines_of(folder / f"trajectories/v{version}.jsonl")]
         kept = [[r["tokens"], r["logprobs"], r["versions"], r["reward"]] for r in rows]
         samples[version] = hashlib.sha256(json.dumps(kept).encode()).hexdigest()
     lines = [json.loads(line) for line in lines_of(folder / "metrics.jsonl")]
-    checkpoint = max(folder.glob(f"checkpoints/v{NUM_STEPS}-e*"))
+    newest = folder.glob(f"checkpoints/v{num_steps}-e*")
+    checkpoint = max(newest, key=lambda path: int(path.name.rpartition("-e")[2]))
     weights = load_file(checkpoint / "model.safetensors")
     digest = hashlib.sha256()
     for name in sorted(weights):

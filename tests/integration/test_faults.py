@@ -37,26 +37,6 @@ def test_a_run_survives_the_death_of_its_scheduler_and_of_its_rollout_worker(
         assert "scheduler ended with signal SIGKILL; starting it again" in live.stdout
 
 
-@pytest.mark.parametrize(
-    "role",
-    ["environment", "reward", "trainer", "evaluation", "node"],
-)
-def test_a_run_survives_the_death_of_any_other_service(tmp_path: Path, role: str) -> None:
-    with LiveRun(tmp_path, "trainer.num_steps=8") as live:
-        live.until(lambda: live.num_steps_done() >= 2)
-        live.kill(role)
-        assert_ended_well(live, 8)
-
-
-def test_a_run_survives_the_death_of_its_nats_server(tmp_path: Path) -> None:
-    with LiveRun(tmp_path, "trainer.num_steps=8") as live:
-        live.until(lambda: live.num_steps_done() >= 2)
-        servers = [p for p in live.process.children() if p.name() == "nats-server"]
-        assert len(servers) == 1
-        servers[0].kill()
-        assert_ended_well(live, 8)
-
-
 async def test_poison_on_the_event_stream_is_counted_and_the_run_goes_on(tmp_path: Path) -> None:
     with LiveRun(tmp_path, "trainer.num_steps=6") as live:
         live.until(lambda: live.num_steps_done() >= 1)

@@ -175,6 +175,35 @@ def test_a_running_sequence_missing_from_two_inventories_is_placed_again(world: 
     assert [p.epoch for p in again] == [1, 2]
 
 
+def test_a_reward_counts_once_and_only_from_whom_it_was_asked(world: World) -> None:
+    world.run_until(lambda: bool(issued(world, c.ScoreSequences)))
+    asked = issued(world, c.ScoreSequences)[0]
+    order = asked.orders[0]
+    ignored = world.scheduler.state.num_ignored
+
+    def say(sequence: str, epoch: int, reward: float, worker: Worker) -> None:
+        entry = e.SequenceReward(sequence=sequence, epoch=epoch, ref=world.new_ref(), reward=reward)
+        world.publish(
+            e.SequencesRewarded(
+                id=world.new_id("forged"), pipeline="p", worker=worker, rewarded=(entry,), failed=()
+            )
+        )
+
+    say("p/g999/s0", 1, 5.0, asked.worker)  # unknown
+    say("no id at all", 1, 5.0, asked.worker)
+    say(order.sequence, order.epoch - 1, 5.0, asked.worker)  # an old owner's
+    say(order.sequence, order.epoch, 5.0, Worker(id="p.reward9", boot="x"))
+    assert world.scheduler.state.num_ignored == ignored + 4
+    say(order.sequence, order.epoch, 1.0, asked.worker)
+    say(order.sequence, order.epoch, 7.0, asked.worker)
+    assert world.scheduler.state.num_ignored == ignored + 5
+    parsed = ids.parse_sequence(order.sequence)
+    assert parsed is not None
+    assert pipeline_of(world).groups[parsed[0]].sequences[parsed[1]].score == 1.0
+    world.run()
+    assert pipeline_of(world).stage == "finished"
+
+
 def test_a_group_below_its_least_size_fails_and_the_next_prompt_takes_its_slot(
     world: World,
 ) -> None:
