@@ -116,6 +116,11 @@ class Leader:
                 code_version=__version__,
             )
         )
+        if epoch <= folded:
+            raise BusError(
+                f"the event stream ends at {epoch}, but the newest snapshot is of {folded}: the stream"
+                " was deleted; delete the snapshots, too, to begin anew"
+            )
         repeated: list[Command] = []
         async for stored in self._bus.read_events(after=min(self._written, folded)):
             if stored.sequence > self._written:

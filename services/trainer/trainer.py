@@ -166,6 +166,8 @@ class Trainer:
 
     async def _on_cut(self, cut: BatchCut) -> None:
         standing = self._learner.version
+        if not cut.groups or not all(group.sequences for group in cut.groups):
+            raise ValueError("told to train a batch without groups, or a group without sequences")
         if cut.version == standing:
             await self._train(cut)
         elif cut.version != standing - 1:

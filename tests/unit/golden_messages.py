@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -46,6 +46,8 @@ def _value(kind: Any, name: str) -> Any:
         return _value(arguments[0], name)
     if origin is Literal:
         return arguments[0]
+    if origin is Annotated:
+        return _value(arguments[0], name)
     if origin is tuple:
         items = arguments[:1] if arguments[-1] is ... else arguments
         return tuple(_value(item, name) for item in items)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import msgpack
@@ -10,8 +11,8 @@ import pytest
 from golden_messages import FOLDER, classes, golden, path_of
 
 from jigsawrl.contract import codec
-from jigsawrl.contract.codec import UndecodableError, encode
-from jigsawrl.contract.events import PipelineCancelled, Tick
+from jigsawrl.contract.codec import EVENTS, UndecodableError, encode
+from jigsawrl.contract.events import PipelineCancelled, Tick, WeightsLoaded
 from jigsawrl.contract.message import Array, Message, Ref, Worker, message_id, snake_case
 from jigsawrl.contract.records import SequenceRecord
 from jigsawrl.contract.schema import main, schema_files, schema_of
@@ -175,6 +176,29 @@ def test_a_bad_array_on_the_wire_is_undecodable():
 def test_a_sequence_record_has_arrays_of_one_length():
     with pytest.raises(ValueError, match="differ in length"):
         msgspec.structs.replace(golden(SequenceRecord), tokens=Array.of("int32", [1]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"worker": {"id": "p.rollout0", "boot": "a b"}},
+        {"worker": {"id": "p.rollout0.>", "boot": "b"}},
+        {"worker": {"id": "p.*", "boot": "b"}},
+        {"worker": {"id": "", "boot": "b"}},
+        {"version": -1},
+        {"version": 2**60},
+        {"id": "x" * 600},
+        {"cause": "x" * 600},
+    ],
+)
+def test_what_could_break_a_reader_later_is_not_decoded(change: dict[str, Any]) -> None:
+    event = WeightsLoaded(
+        id="w", pipeline="p", worker=Worker("p.rollout0", "b"), incarnation=0, version=1
+    )
+    good = msgpack.unpackb(encode(event))
+    assert EVENTS.decode(msgpack.packb(good)) == event
+    with pytest.raises(UndecodableError):
+        EVENTS.decode(msgpack.packb(good | change))
 
 
 def test_a_reference_starts_at_one():

@@ -110,6 +110,8 @@ class Publisher:
                     if time.monotonic() - no_stream_since_s > NO_STREAM_DEADLINE_S:
                         raise BusError(f"no stream takes {subject}: was it deleted?") from error
                     reminder.waits("no stream answers")
+                except nats.errors.BadSubjectError as error:
+                    raise BusError(f"{subject!r} is no subject to store on") from error
                 except (*RETRYABLE, nats.js.errors.APIError) as error:
                     no_stream_since_s = None
                     if is_lack_of_room(error):

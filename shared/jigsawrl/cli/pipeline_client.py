@@ -12,7 +12,7 @@ import time
 from typing import Protocol
 
 from jigsawrl.bus.base import Bus, BusError
-from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
+from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.config import PipelineConfig, encode_config
 from jigsawrl.contract.message import message_id
 from jigsawrl.contract.requests import (
@@ -88,16 +88,22 @@ class PipelineClient:
     async def _watch(self) -> PipelineStatus:
         silent = False
         while True:
-            pipeline = None
             try:
                 pipeline = await self._ask()
-                silent = False
             except BusError as error:
                 if not silent:
                     self._view.on_notice(f"waiting for the scheduler: {error}")
                 silent = True
-            if pipeline is not None and pipeline.state in ("finished", "failed"):
-                return pipeline
+            else:
+                silent = False
+                if pipeline is None:
+                    raise CommandError(
+                        f"the scheduler no longer knows pipeline {self._config.name}: its event"
+                        " stream was deleted, or is another one; checkpoints are kept, resume the run",
+                        status=EXIT_FAILED,
+                    )
+                if pipeline.state in ("finished", "failed"):
+                    return pipeline
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _ask(self, *, timeout_s: float = STATUS_TIMEOUT_S) -> PipelineStatus | None:

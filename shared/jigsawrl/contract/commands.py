@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jigsawrl.contract.message import Message, Ref, Role, Worker
+from jigsawrl.contract.message import Count, Message, Ref, Role, Worker
 
 
 class Command(Message, frozen=True, kw_only=True):
@@ -15,7 +15,7 @@ class Command(Message, frozen=True, kw_only=True):
 
     worker: Worker
     """The one who acts (a tenant's boot or a node's boot)."""
-    leader_epoch: int
+    leader_epoch: Count
     """Stream sequence of the leader's `LeaderElected`; workers refuse lower ones than they saw."""
 
 
@@ -46,8 +46,8 @@ class Configure(Command, frozen=True, kw_only=True):
     """The resolved pipeline config (MessagePack); answered by `WorkerReady` or `WorkerRefused`."""
 
     config: bytes
-    incarnation: int
-    gang_epoch: int
+    incarnation: Count
+    gang_epoch: Count
     """Rises with every start of a trainer; names its checkpoints and events."""
 
 
@@ -58,8 +58,8 @@ class GroupOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One group to make from the training prompt at `cursor`."""
 
     group: str
-    epoch: int
-    cursor: int
+    epoch: Count
+    cursor: Count
 
 
 class MakeGroups(Command, frozen=True, kw_only=True):
@@ -74,8 +74,8 @@ class MakeGroups(Command, frozen=True, kw_only=True):
 class LoadWeights(Command, frozen=True, kw_only=True):
     """Load a version at the next token boundary; answered by `WeightsLoaded`."""
 
-    incarnation: int
-    version: int
+    incarnation: Count
+    version: Count
     manifest: Ref
 
 
@@ -83,28 +83,28 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence given to a worker under an owner epoch."""
 
     sequence: str
-    epoch: int
+    epoch: Count
     group: Ref
     """A `GroupRecord`."""
     seed: int
     """Seed of every random draw of this sequence; the draw depends on (seed, position) only."""
     resume: Ref | None
     """A partial `SequenceRecord` to go on from; None = from the prompt."""
-    min_version: int
+    min_version: Count
     """Generation waits until the worker has at least this version."""
 
 
 class PlaceSequences(Command, frozen=True, kw_only=True):
     """Generate; answered by `SequencesAccepted`, later by `SequencesFinished`."""
 
-    incarnation: int
+    incarnation: Count
     placements: tuple[Placement, ...]
 
 
 class Drop(Command, frozen=True, kw_only=True):
     """Forget sequences held at or below these epochs; nothing answers it but the next inventory."""
 
-    sequences: tuple[tuple[str, int], ...]
+    sequences: tuple[tuple[str, Count], ...]
     """(sequence, epoch)."""
 
 
@@ -115,7 +115,7 @@ class ScoreOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to score."""
 
     sequence: str
-    epoch: int
+    epoch: Count
     group: Ref
     record: Ref
     """A whole `SequenceRecord`."""
@@ -150,13 +150,13 @@ class BatchCut(Command, frozen=True, kw_only=True):
     """Train exactly these groups in this (admission) order from `version` to `version + 1`;
     answered by `VersionPublished` of `version + 1`."""
 
-    incarnation: int
-    gang_epoch: int
-    version: int
+    incarnation: Count
+    gang_epoch: Count
+    version: Count
     groups: tuple[TrainedGroup, ...]
-    cursor: int
+    cursor: Count
     """First training prompt that no group before or in this cut used; saved in checkpoints."""
-    retain_versions: tuple[tuple[int, int], ...]
+    retain_versions: tuple[tuple[Count, Count], ...]
     """(incarnation, version) that must stay on the weight channel; the trainer purges all others but
     its newest two."""
     substages: dict[str, tuple[float, float]]
@@ -168,10 +168,10 @@ class BatchCut(Command, frozen=True, kw_only=True):
 class PublishWeights(Command, frozen=True, kw_only=True):
     """Publish the version the trainer holds; answered by `VersionPublished`."""
 
-    incarnation: int
-    gang_epoch: int
-    version: int
-    retain_versions: tuple[tuple[int, int], ...]
+    incarnation: Count
+    gang_epoch: Count
+    version: Count
+    retain_versions: tuple[tuple[Count, Count], ...]
     """As in `BatchCut`."""
 
 
@@ -181,10 +181,10 @@ class PublishWeights(Command, frozen=True, kw_only=True):
 class Evaluate(Command, frozen=True, kw_only=True):
     """Evaluate a version on the held-out set; answered by `EvaluationFinished` or `-Failed`."""
 
-    incarnation: int
-    version: int
+    incarnation: Count
+    version: Count
     manifest: Ref
-    attempt: int
+    attempt: Count
 
 
 CommandType = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jigsawrl.contract.message import FinishReason, Message, Ref, Role, SubStageKind, Worker
+from jigsawrl.contract.message import Count, FinishReason, Message, Ref, Role, SubStageKind, Worker
 from jigsawrl.contract.spec import Device, PipelineSpec
 
 
@@ -105,11 +105,11 @@ class WorkerReady(Event, frozen=True, kw_only=True):
 
     worker: Worker
     role: Role
-    version: int | None = None
+    version: Count | None = None
     """0 after a fresh start."""
-    cursor: int | None = None
+    cursor: Count | None = None
     """First training prompt that no group up to `version` used."""
-    gang_epoch: int | None = None
+    gang_epoch: Count | None = None
 
 
 class WorkerRefused(Event, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class Held(msgspec.Struct, frozen=True, order=True):
     """One sequence that a rollout worker holds."""
 
     sequence: str
-    epoch: int
+    epoch: Count
 
 
 class Inventory(Event, frozen=True, kw_only=True):
@@ -139,12 +139,12 @@ class SubStage(msgspec.Struct, frozen=True, kw_only=True):
     """One span of work of one kind."""
 
     kind: SubStageKind
-    version: int
+    version: Count
     started_s: float
     """Wall clock of the worker, seconds since the epoch; for people and traces only."""
     duration_s: float
-    num_iterations: int
-    num_tokens: int
+    num_iterations: Count
+    num_tokens: Count
     share: float
     """Fraction of the device that was applied."""
 
@@ -163,17 +163,17 @@ class GroupMade(msgspec.Struct, frozen=True, kw_only=True):
     """One group's prompt is stored."""
 
     group: str
-    epoch: int
+    epoch: Count
     ref: Ref
     """A `GroupRecord`."""
-    num_prompt_tokens: int
+    num_prompt_tokens: Count
 
 
 class GroupFailure(msgspec.Struct, frozen=True, kw_only=True):
     """One group's prompt could not be made."""
 
     group: str
-    epoch: int
+    epoch: Count
     reason: str
 
 
@@ -199,9 +199,9 @@ class SequenceProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a live sequence is; `ref` is a partial `SequenceRecord` to restart from."""
 
     sequence: str
-    epoch: int
+    epoch: Count
     ref: Ref
-    num_tokens: int
+    num_tokens: Count
 
 
 class SequencesProgressed(Event, frozen=True, kw_only=True):
@@ -215,20 +215,20 @@ class SequenceFinish(msgspec.Struct, frozen=True, kw_only=True):
     """One completed sequence; `ref` is its whole `SequenceRecord`."""
 
     sequence: str
-    epoch: int
+    epoch: Count
     ref: Ref
     finish_reason: FinishReason
-    num_tokens: int
+    num_tokens: Count
     """Generated tokens."""
-    min_version: int
-    max_version: int
+    min_version: Count
+    max_version: Count
 
 
 class SequenceFailure(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence that can't be generated or scored, with the reason."""
 
     sequence: str
-    epoch: int
+    epoch: Count
     reason: str
 
 
@@ -244,8 +244,8 @@ class WeightsLoaded(Event, frozen=True, kw_only=True):
     """Answers `LoadWeights`."""
 
     worker: Worker
-    incarnation: int
-    version: int
+    incarnation: Count
+    version: Count
 
 
 # --- Reward --------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class SequenceReward(msgspec.Struct, frozen=True, kw_only=True):
     """One score; `ref` is the `RewardRecord`."""
 
     sequence: str
-    epoch: int
+    epoch: Count
     ref: Ref
     reward: float
 
@@ -275,12 +275,12 @@ class VersionPublished(Event, frozen=True, kw_only=True):
     """Weights of a version lie on the weight channel (or again, after a restart)."""
 
     worker: Worker
-    gang_epoch: int
-    incarnation: int
-    version: int
+    gang_epoch: Count
+    incarnation: Count
+    version: Count
     manifest: Ref
-    num_bytes: int
-    num_trained_tokens: int
+    num_bytes: Count
+    num_trained_tokens: Count
     """Generated tokens of the batch that led to this version; 0 for a republication."""
     metrics: dict[str, float]
     """The step's metrics; empty for a republication."""
@@ -290,9 +290,9 @@ class CheckpointCommitted(Event, frozen=True, kw_only=True):
     """A checkpoint's marker is on disk; group data before it is no longer needed."""
 
     worker: Worker
-    gang_epoch: int
-    incarnation: int
-    version: int
+    gang_epoch: Count
+    incarnation: Count
+    version: Count
     path: str
 
 
@@ -300,10 +300,10 @@ class EvaluationFinished(Event, frozen=True, kw_only=True):
     """Answers `Evaluate`."""
 
     worker: Worker
-    incarnation: int
-    version: int
-    num_problems: int
-    num_correct: int
+    incarnation: Count
+    version: Count
+    num_problems: Count
+    num_correct: Count
     mean_reward: float
     mean_num_tokens: float
     duration_s: float
@@ -313,8 +313,8 @@ class EvaluationFailed(Event, frozen=True, kw_only=True):
     """Answers `Evaluate` where it could not be done; the scheduler sends it again, thrice at most."""
 
     worker: Worker
-    incarnation: int
-    version: int
+    incarnation: Count
+    version: Count
     reason: str
 
 

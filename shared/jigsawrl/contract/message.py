@@ -13,9 +13,10 @@ import math
 import re
 import sys
 from array import array
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 SCHEMA_VERSION = 1
 """Raised when a reader of the old schema would misunderstand the new one; new fields need no raise."""
@@ -34,6 +35,20 @@ ITEM_SIZE_BYTES: dict[str, int] = {
 _TYPECODES = {"int32": "i", "int64": "q", "float32": "f", "uint8": "B"}
 
 
+MAX_ID_CHARACTERS = 512
+"""Of a message's id and cause: the id of an event comes back as the cause of every command that it
+led to, and those must fit into messages."""
+
+Id = Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)]
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+"""A number of things, a version, an epoch, a stream sequence: what every language can hold exactly,
+and what sums of can't overflow the 64 bits of a snapshot."""
+
+TOKEN = r"[A-Za-z0-9_-]{1,80}"
+"""One token of a subject, without what has a meaning there."""
+
+
 def snake_case(name: str) -> str:
     """``SequencesFinished`` -> ``sequences_finished``."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
@@ -43,10 +58,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=s
     """Base of every event, command, record, request and telemetry message."""
 
     schema: int = SCHEMA_VERSION
-    id: str
+    id: Id
     """Identity: (tag, object id, owner epoch or incarnation, turn or part), joined by ``:``.
     A repeat of the same message has the same id; a new owner's message has another."""
-    cause: str = ""
+    cause: Id = ""
     """Id of the message that led to this one; empty at the root of a chain."""
 
     @classmethod
@@ -66,7 +81,7 @@ class Ref(msgspec.Struct, frozen=True):
     """Where a stored record lies: a message of a JetStream stream."""
 
     stream: str
-    sequence: int
+    sequence: Count
     """Stream sequence, 1 or more."""
 
     def __post_init__(self) -> None:
@@ -111,9 +126,9 @@ class Array(msgspec.Struct, frozen=True):
 class Worker(msgspec.Struct, frozen=True, order=True):
     """One life of a tenant process: a restart has the same id and another boot."""
 
-    id: str
+    id: Annotated[str, Meta(pattern=rf"^{TOKEN}(\.{TOKEN})?$")]
     """``<pipeline>.<role><index>``, for example ``sort-digits.rollout0``; a node's id for nodes."""
-    boot: str
+    boot: Annotated[str, Meta(pattern=f"^{TOKEN}$")]
     """Unique per process start."""
 
 

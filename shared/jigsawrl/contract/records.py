@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jigsawrl.contract.message import Array, DType, FinishReason, Message
+from jigsawrl.contract.message import Array, Count, DType, FinishReason, Message
 
 
 class Record(Message, frozen=True, kw_only=True):
@@ -18,8 +18,8 @@ class GroupRecord(Record, frozen=True, kw_only=True):
     """One prompt, by the environment."""
 
     group: str
-    epoch: int
-    cursor: int
+    epoch: Count
+    cursor: Count
     prompt_tokens: Array
     """int32 [P]."""
     prompt_text: str
@@ -32,8 +32,8 @@ class SequenceRecord(Record, frozen=True, kw_only=True):
 
     group: str
     sequence: str
-    epoch: int
-    num_prompt_tokens: int
+    epoch: Count
+    num_prompt_tokens: Count
     tokens: Array
     """int32 [T], prompt first."""
     logprobs: Array
@@ -59,7 +59,7 @@ class RewardRecord(Record, frozen=True, kw_only=True):
     """One score, by the reward service."""
 
     sequence: str
-    epoch: int
+    epoch: Count
     reward: float
     correct: bool
     response_text: str
@@ -71,19 +71,19 @@ class WeightTensor(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    offset_bytes: int
-    num_bytes: int
+    offset_bytes: Count
+    num_bytes: Count
 
 
 class WeightManifest(Record, frozen=True, kw_only=True):
     """Describes one published version; stored after all its chunks."""
 
-    incarnation: int
-    version: int
+    incarnation: Count
+    version: Count
     tensors: tuple[WeightTensor, ...]
-    num_bytes: int
-    num_chunks: int
-    chunk_bytes: int
+    num_bytes: Count
+    num_chunks: Count
+    chunk_bytes: Count
     sha256: str
     """Of the concatenated payload, hexadecimal."""
     model_config: str
@@ -93,9 +93,9 @@ class WeightManifest(Record, frozen=True, kw_only=True):
 class WeightChunk(Record, frozen=True, kw_only=True):
     """One piece of a version's payload."""
 
-    incarnation: int
-    version: int
-    index: int
+    incarnation: Count
+    version: Count
+    index: Count
     data: bytes
 
 
@@ -104,7 +104,7 @@ class DeadLetter(Record, frozen=True, kw_only=True):
 
     stream: str
     subject: str
-    stream_sequence: int
+    stream_sequence: Count
     reason: str
     payload: bytes
     """Cut to 64 KiB."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from jigsawrl.contract.message import Array, Message, Role
+from jigsawrl.contract.message import Array, Count, Message, Role
 
 # --- To the leader (subject: see `Subjects.request`) ----------------------------------------------
 
@@ -37,21 +37,21 @@ class StatusQuery(Message, frozen=True, kw_only=True):
 class FateCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Conservation: admitted = trained + filtered + stale + discarded + failed + in_flight."""
 
-    admitted: int = 0
-    trained: int = 0
-    filtered: int = 0
-    stale: int = 0
-    discarded: int = 0
-    failed: int = 0
-    in_flight: int = 0
+    admitted: Count = 0
+    trained: Count = 0
+    filtered: Count = 0
+    stale: Count = 0
+    discarded: Count = 0
+    failed: Count = 0
+    in_flight: Count = 0
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """One finished evaluation."""
 
-    version: int
+    version: Count
     accuracy: float
-    num_problems: int
+    num_problems: Count
     mean_reward: float
 
 
@@ -62,8 +62,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     device: str | None
     state: Literal["starting", "configuring", "ready", "lost"]
-    version: int | None
-    num_held: int
+    version: Count | None
+    num_held: Count
     """Sequences (rollout), orders (environment, reward) or cuts (trainer) it works on."""
 
 
@@ -72,16 +72,16 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     pipeline: str
     state: Literal["queued", "starting", "running", "finishing", "finished", "failed"]
-    version: int
-    incarnation: int
-    num_steps: int
+    version: Count
+    incarnation: Count
+    num_steps: Count
     groups: FateCounts
     sequences: FateCounts
     evaluations: tuple[EvaluationResult, ...]
-    num_evaluations_skipped: int
+    num_evaluations_skipped: Count
     metrics: dict[str, float]
     """Of the last step."""
-    num_trained_tokens: int
+    num_trained_tokens: Count
     running_s: float
     """Stream time since version 0 was published."""
     waiting_for: tuple[str, ...]
@@ -94,10 +94,10 @@ class Status(Message, frozen=True, kw_only=True):
     """All pipelines the leader knows."""
 
     leader: str
-    leader_epoch: int
-    stream_sequence: int
+    leader_epoch: Count
+    stream_sequence: Count
     """Last event folded."""
-    num_dead_letters: int
+    num_dead_letters: Count
     pipelines: tuple[PipelineStatus, ...]
 
 
@@ -107,8 +107,8 @@ class Status(Message, frozen=True, kw_only=True):
 class HeldOutQuery(Message, frozen=True, kw_only=True):
     """Ask the environment for held-out problems `start` .. `start + count - 1`."""
 
-    start: int
-    count: int
+    start: Count
+    count: Count
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ class HeldOut(Message, frozen=True, kw_only=True):
     """Answers `HeldOutQuery`; `total` is the size of the whole held-out set."""
 
     problems: tuple[Problem, ...]
-    total: int
+    total: Count
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,8 +170,8 @@ class Activity(Message, frozen=True, kw_only=True):
     pipeline: str
     worker: str
     activity: str
-    num_done: int
-    num_total: int | None
+    num_done: Count
+    num_total: Count | None
     detail: str
 
 

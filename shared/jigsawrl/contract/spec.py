@@ -6,18 +6,20 @@ from typing import Literal
 
 import msgspec
 
+from jigsawrl.contract.message import Count
+
 
 class EvaluationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """When the held-out set is evaluated: at version 0, every `every` versions, and at the last."""
 
-    every: int | None
+    every: Count | None
     """Versions between two evaluations; None = only before and after."""
 
 
 class DynamicSamplingSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Groups whose rewards are all equal teach nothing: they are filtered, others take their slots."""
 
-    max_batches: int
+    max_batches: Count
     """Groups filtered for one step, in batches, before the rule below."""
     when_exhausted: Literal["fail", "keep", "train_smaller"]
     """``fail`` the pipeline; ``keep`` uniform groups until the next cut; ``train_smaller`` cut what
@@ -31,21 +33,21 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["sync", "async"]
     """For people: decisions depend on the three numbers below, which are 0, 0 and 1 in `sync`."""
     seed: int
-    num_steps: int
+    num_steps: Count
     """Optimizer steps; the pipeline ends at this version."""
-    groups_per_batch: int
+    groups_per_batch: Count
     """B: groups that one optimizer step trains."""
-    group_size: int
+    group_size: Count
     """G: sequences per group."""
-    min_group_size: int
+    min_group_size: Count
     """A group with fewer survivors fails; at least 1."""
-    num_rollout_workers: int
+    num_rollout_workers: Count
     evaluation: EvaluationSpec | None
-    max_staleness: int = 0
+    max_staleness: Count = 0
     """eta: versions that admission lets a batch's tokens lag behind the version it trains from."""
-    sample_bound: int = 0
+    sample_bound: Count = 0
     """A group with a token older than this is not trained, but dropped as stale."""
-    pipeline_depth: int = 1
+    pipeline_depth: Count = 1
     """Batches in flight at once, the one in training included."""
     dynamic_sampling: DynamicSamplingSpec | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -56,9 +58,9 @@ class Device(msgspec.Struct, frozen=True, order=True):
     """One GPU, or one CPU slot (slot i = core i) on a machine without GPUs."""
 
     node: str
-    index: int
+    index: Count
     kind: Literal["cpu", "cuda"]
-    memory_bytes: int
+    memory_bytes: Count
 
     @property
     def id(self) -> str:

@@ -7,6 +7,7 @@ stands in exactly one cut of the surviving history.
 
 from __future__ import annotations
 
+import math
 from itertools import islice
 
 from jigsawrl.contract.commands import BatchCut, TrainedGroup, TrainedSequence
@@ -26,6 +27,9 @@ def measure(state: State, pipeline: Pipeline, event: SubStagesEnded) -> None:
         state.num_ignored += 1
         return
     for span in event.spans:
+        if not (0 <= span.duration_s < math.inf and 0 <= span.share <= 1):
+            state.num_ignored += 1
+            continue
         seconds, weighted = pipeline.substages.get(span.kind, (0.0, 0.0))
         pipeline.substages[span.kind] = (
             seconds + span.duration_s,

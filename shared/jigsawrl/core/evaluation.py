@@ -7,6 +7,8 @@ but the end of its pipeline.
 
 from __future__ import annotations
 
+import math
+
 from jigsawrl.contract.commands import Evaluate
 from jigsawrl.contract.events import EvaluationFailed, EvaluationFinished
 from jigsawrl.contract.requests import EvaluationResult
@@ -50,7 +52,8 @@ def void(pipeline: Pipeline, version: int) -> None:
 def finished(state: State, pipeline: Pipeline, event: EvaluationFinished) -> None:
     """A result."""
     running = pipeline.evaluation
-    if running is None or not _answers(running, event):
+    counted = event.num_correct <= event.num_problems and math.isfinite(event.mean_reward)
+    if running is None or not _answers(running, event) or not counted:
         state.num_ignored += 1
         return
     pipeline.evaluation = None

@@ -23,7 +23,7 @@ from jigsawrl.core.state import Fate, Group, Pipeline, Sequence, State
 
 def find(pipeline: Pipeline, sequence: str) -> tuple[Group, Sequence] | None:
     """A sequence in flight outside any cut, by id."""
-    parsed = ids.parse_sequence(sequence)
+    parsed = ids.parse_sequence(pipeline.name, sequence)
     group = pipeline.groups.get(parsed[0]) if parsed else None
     if group is None or parsed is None or parsed[1] >= len(group.sequences):
         return None
@@ -142,7 +142,7 @@ def made(state: State, pipeline: Pipeline, event: GroupsMade) -> None:
 
 
 def _making(pipeline: Pipeline, name: str, epoch: int) -> Group | None:
-    number = ids.parse_group(name)
+    number = ids.parse_group(pipeline.name, name)
     group = pipeline.groups.get(number) if number is not None else None
     if group is None or group.prompt is not None or group.epoch != epoch or group.owner is None:
         return None
@@ -164,22 +164,22 @@ def progressed(state: State, pipeline: Pipeline, event: SequencesProgressed) -> 
     """A later owner may go on from here."""
     for entry in event.progress:
         found = held(pipeline, entry.sequence, epoch=entry.epoch, worker=event.worker)
-        pipeline.note_ref(entry.ref)
         if found is None or found[1].stage not in ("placed", "running"):
             state.num_ignored += 1
         else:
+            pipeline.note_ref(entry.ref)
             found[1].resume = entry.ref
 
 
 def finished(state: State, pipeline: Pipeline, event: SequencesFinished) -> None:
     """Samples are whole, or can't be made."""
     for entry in event.finished:
-        pipeline.note_ref(entry.ref)
         found = held(pipeline, entry.sequence, epoch=entry.epoch, worker=event.worker)
         if found is None or found[1].stage not in ("placed", "running"):
             state.num_ignored += 1
             continue
         group, sequence = found
+        pipeline.note_ref(entry.ref)
         if entry.finish_reason == "aborted":
             reclaim(pipeline, group, sequence)
             continue
@@ -201,11 +201,12 @@ def finished(state: State, pipeline: Pipeline, event: SequencesFinished) -> None
 def rewarded(state: State, pipeline: Pipeline, event: SequencesRewarded) -> None:
     """Scores; one that is not a number is a failure, not a zero (a zero would be trained on)."""
     for entry in event.rewarded:
-        pipeline.note_ref(entry.ref)
         found = held(pipeline, entry.sequence, epoch=entry.epoch, worker=event.worker)
         if found is None or found[1].stage != "scoring":
             state.num_ignored += 1
-        elif not math.isfinite(entry.reward):
+            continue
+        pipeline.note_ref(entry.ref)
+        if not math.isfinite(entry.reward):
             fail_sequence(pipeline, *found, f"{entry.sequence}: reward {entry.reward}")
         else:
             sequence = found[1]

@@ -8,6 +8,8 @@ prompts return to the head of the data cursor under new group ids.
 
 from __future__ import annotations
 
+import math
+
 from jigsawrl.contract.commands import PublishWeights
 from jigsawrl.contract.events import CheckpointCommitted, VersionPublished
 from jigsawrl.core import evaluation, pipelines
@@ -80,7 +82,7 @@ def published(state: State, pipeline: Pipeline, event: VersionPublished) -> None
     """A version lies on the weight channel: the next one, or the newest again."""
     newest, batch = pipeline.version, pipeline.open_cut
     known = (
-        current(pipeline, event.worker) is not None
+        current(pipeline, event.worker, role="trainer") is not None
         and event.gang_epoch == pipeline.gang_epoch
         and event.incarnation == pipeline.incarnation
     )
@@ -98,7 +100,8 @@ def published(state: State, pipeline: Pipeline, event: VersionPublished) -> None
     if batch is not None:
         _train(pipeline, batch, event.num_trained_tokens)
     if event.metrics:
-        pipeline.metrics = dict(event.metrics)
+        finite = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
+        pipeline.metrics = finite
     if first:
         pipeline.stage = "running"
         pipeline.running_since_s = state.clock.now_s
@@ -119,8 +122,15 @@ def _train(pipeline: Pipeline, batch: Cut, num_tokens: int) -> None:
 
 def checkpointed(state: State, pipeline: Pipeline, event: CheckpointCommitted) -> None:
     """What it covers can't be rolled back any more."""
-    known = event.gang_epoch == pipeline.gang_epoch and event.incarnation == pipeline.incarnation
-    if not known or event.version < (pipeline.checkpoint_version or 0):
+    known = (
+        current(pipeline, event.worker, role="trainer") is not None
+        and event.gang_epoch == pipeline.gang_epoch
+        and event.incarnation == pipeline.incarnation
+    )
+    newest = pipeline.base_version if pipeline.version is None else pipeline.version
+    # A step's checkpoint is told before its version; the first one before the trainer is ready.
+    possible = event.version <= newest + 1 or pipeline.version is None
+    if not known or not possible or event.version < (pipeline.checkpoint_version or 0):
         state.num_ignored += 1
         return
     pipeline.checkpoint_version = event.version

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from bisect import bisect_right
 
 import msgspec
+
+_DIGITS = re.compile(r"[0-9]{1,15}")
+"""Of an id: longer ones are no ids of ours, and Python refuses to read very long ones."""
 
 
 def group_id(pipeline: str, number: int) -> str:
@@ -18,18 +22,21 @@ def sequence_id(pipeline: str, number: int, index: int) -> str:
     return f"{pipeline}/g{number}/s{index}"
 
 
-def parse_group(text: str) -> int | None:
-    """The number of a group id; None where it is none."""
-    digits = text.rpartition("/g")[2]
-    return int(digits) if digits.isascii() and digits.isdigit() else None
+def parse_group(pipeline: str, text: str) -> int | None:
+    """The number of a group id of the pipeline; None where it is none."""
+    name, _, digits = text.rpartition("/g")
+    return _number(digits) if name == pipeline else None
 
 
-def parse_sequence(text: str) -> tuple[int, int] | None:
-    """Number and index of a sequence id; None where it is none."""
-    number, _, index = text.rpartition("/g")[2].partition("/s")
-    if number.isascii() and number.isdigit() and index.isascii() and index.isdigit():
-        return int(number), int(index)
-    return None
+def parse_sequence(pipeline: str, text: str) -> tuple[int, int] | None:
+    """Number and index of a sequence id of the pipeline; None where it is none."""
+    group, _, digits = text.rpartition("/s")
+    number, index = parse_group(pipeline, group), _number(digits)
+    return None if number is None or index is None else (number, index)
+
+
+def _number(digits: str) -> int | None:
+    return int(digits) if _DIGITS.fullmatch(digits) else None
 
 
 def sequence_seed(seed: int, cursor: int, index: int) -> int:

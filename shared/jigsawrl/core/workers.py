@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jigsawrl.contract.commands import Configure, LoadWeights
 from jigsawrl.contract.events import WeightsLoaded, WorkerExited, WorkerReady, WorkerStarted
-from jigsawrl.contract.message import Worker
+from jigsawrl.contract.message import Role, Worker
 from jigsawrl.core import groups
 from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.state import Pipeline, State, Tenant
@@ -19,10 +19,12 @@ LOAD_LEASE_S = 30.0
 """A worker that has not loaded by then is told again, and the others no longer wait for it."""
 
 
-def current(pipeline: Pipeline, worker: Worker) -> Tenant | None:
-    """The tenant, if `worker` is its living boot."""
+def current(pipeline: Pipeline, worker: Worker, *, role: Role | None = None) -> Tenant | None:
+    """The tenant, if `worker` is its living boot (and of that role)."""
     tenant = pipeline.tenants.get(worker.id)
-    return tenant if tenant is not None and tenant.boot == worker.boot else None
+    if tenant is None or tenant.boot != worker.boot or role not in (None, tenant.role):
+        return None
+    return tenant
 
 
 def started(state: State, pipeline: Pipeline, event: WorkerStarted) -> None:
@@ -30,7 +32,8 @@ def started(state: State, pipeline: Pipeline, event: WorkerStarted) -> None:
     as a second trainer, which would train another history."""
     tenant = pipeline.tenants.get(event.worker.id)
     if tenant is None:
-        if event.role == "trainer" and pipeline.trainer is not None:
+        foreign = event.worker.id.partition(".")[0] != pipeline.name
+        if foreign or (event.role == "trainer" and pipeline.trainer is not None):
             state.num_ignored += 1
             return
         tenant = Tenant(id=event.worker.id, role=event.role, node=None, device=event.device)
@@ -93,7 +96,7 @@ def expire_silent(state: State, pipeline: Pipeline) -> None:
 
 def ready(state: State, pipeline: Pipeline, event: WorkerReady) -> bool:
     """A boot takes work; False where that is no news."""
-    tenant = current(pipeline, event.worker)
+    tenant = current(pipeline, event.worker, role=event.role)
     stale_gang = event.role == "trainer" and event.gang_epoch != pipeline.gang_epoch
     if tenant is None or tenant.ready or not tenant.configured or stale_gang:
         state.num_ignored += 1
@@ -105,7 +108,7 @@ def ready(state: State, pipeline: Pipeline, event: WorkerReady) -> bool:
 
 def loaded(state: State, pipeline: Pipeline, event: WeightsLoaded) -> None:
     """A rollout worker generates by another version from now on."""
-    tenant = current(pipeline, event.worker)
+    tenant = current(pipeline, event.worker, role="rollout")
     if tenant is None or (event.incarnation, event.version) < (
         tenant.incarnation,
         -1 if tenant.version is None else tenant.version,
@@ -171,6 +174,9 @@ def expire_loads(state: State, pipeline: Pipeline) -> None:
         if tenant.loading is not None and state.clock.expired(
             tenant.load_since_s, term_s=LOAD_LEASE_S
         ):
+            newest = (pipeline.incarnation, pipeline.version)
+            if tenant.loading == newest:
+                pipeline.publish_due = True  # they may be gone from the channel: publish them again
             tenant.loading = None
             tenant.load_late = True
             state.touch(pipeline)

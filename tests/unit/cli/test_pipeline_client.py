@@ -82,6 +82,16 @@ async def test_a_pipeline_that_still_lives_is_watched_and_not_submitted_again(
     assert stand_in.submitted == []
 
 
+async def test_a_pipeline_that_the_scheduler_lost_ends_the_wait(
+    bus: NatsBus, config: PipelineConfig
+) -> None:
+    stand_in = StandIn(iter([status(), NOTHING]))
+    async with serving(bus, stand_in):
+        with pytest.raises(CommandError, match="no longer knows pipeline tiny") as caught:
+            await asyncio.wait_for(client(bus, config, print).run(), 20)
+    assert caught.value.status == 1
+
+
 async def test_a_pipeline_that_failed_is_submitted_again(
     bus: NatsBus, config: PipelineConfig
 ) -> None:

@@ -149,7 +149,7 @@ def test_a_progress_record_is_where_the_next_owner_goes_on(world: World) -> None
     world.run()
     again = [p for x in issued(world, c.PlaceSequences) for p in x.placements if p.sequence == name]
     assert [(p.epoch, p.resume) for p in again] == [(1, None), (2, ref)]
-    number, index = ids.parse_sequence(name) or (-1, -1)
+    number, index = ids.parse_sequence("p", name) or (-1, -1)
     assert {p.seed for p in again} == {ids.sequence_seed(1, number, index)}
 
 
@@ -191,13 +191,15 @@ def test_a_reward_counts_once_and_only_from_whom_it_was_asked(world: World) -> N
 
     say("p/g999/s0", 1, 5.0, asked.worker)  # unknown
     say("no id at all", 1, 5.0, asked.worker)
+    say(f"p/g{'9' * 5000}/s0", 1, 5.0, asked.worker)
+    say(f"other{order.sequence[1:]}", order.epoch, 5.0, asked.worker)  # of another pipeline
     say(order.sequence, order.epoch - 1, 5.0, asked.worker)  # an old owner's
     say(order.sequence, order.epoch, 5.0, Worker(id="p.reward9", boot="x"))
-    assert world.scheduler.state.num_ignored == ignored + 4
+    assert world.scheduler.state.num_ignored == ignored + 6
     say(order.sequence, order.epoch, 1.0, asked.worker)
     say(order.sequence, order.epoch, 7.0, asked.worker)
-    assert world.scheduler.state.num_ignored == ignored + 5
-    parsed = ids.parse_sequence(order.sequence)
+    assert world.scheduler.state.num_ignored == ignored + 7
+    parsed = ids.parse_sequence("p", order.sequence)
     assert parsed is not None
     assert pipeline_of(world).groups[parsed[0]].sequences[parsed[1]].score == 1.0
     world.run()

@@ -30,11 +30,11 @@ def test_ids_that_end_in_order_take_one_range() -> None:
 
 
 def test_ids_can_be_read_back_and_nonsense_is_none() -> None:
-    assert ids.parse_group(ids.group_id("a-b", 12)) == 12
-    assert ids.parse_sequence(ids.sequence_id("a-b", 12, 3)) == (12, 3)
+    assert ids.parse_group("a-b", ids.group_id("a-b", 12)) == 12
+    assert ids.parse_sequence("a-b", ids.sequence_id("a-b", 12, 3)) == (12, 3)
     for nonsense in ("", "p", "p/g", "p/gx", "p/g1/sx", "p/g1/s", "p/g-1/s2", "p/g²/s1"):
-        assert ids.parse_sequence(nonsense) is None
-        assert ids.parse_group(nonsense) is None
+        assert ids.parse_sequence("a-b", nonsense) is None
+        assert ids.parse_group("a-b", nonsense) is None
 
 
 def test_a_seed_depends_on_pipeline_seed_prompt_and_sample_alone() -> None:
