@@ -20,7 +20,9 @@ $(VENV)/.installed: pyproject.toml deploy/constraints-cpu.txt
 	@python3 -c 'import venv, ensurepip' 2>/dev/null || \
 		{ echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
 	python3 -m venv $(VENV)
-	$(PY) -m pip install -q -c deploy/constraints-cpu.txt $(TORCH_INDEX:%=--extra-index-url %) -e '.[cli,services,tasks,torch,dev]'
+	@# torch alone comes from TORCH_INDEX; the next line then finds it installed.
+	$(if $(TORCH_INDEX),$(PY) -m pip install -q -c deploy/constraints-cpu.txt --index-url $(TORCH_INDEX) torch)
+	$(PY) -m pip install -q -c deploy/constraints-cpu.txt -e '.[cli,services,tasks,torch,dev]'
 	touch $@
 
 lint: install

@@ -28,11 +28,17 @@ def lines_of(event: dict) -> list[str]:
             for span in event["spans"]
         ]
     if kind == "version_published":
-        metrics = "  ".join(f"{key}={value:.4g}" for key, value in event["metrics"].items())
+        shown = ("reward_mean", "loss", "tokens_per_s")
+        metrics = "  ".join(
+            f"{key}={event['metrics'][key]:.4g}" for key in shown if key in event["metrics"]
+        )
         return [f"{event['worker']['id']:<28} published version {event['version']}  {metrics}"]
     if kind == "evaluation_finished":
         score = f"{event['num_correct']} of {event['num_problems']} correct"
         return [f"{event['worker']['id']:<28} evaluated version {event['version']}: {score}"]
+    if kind in ("sequences_finished", "sequences_rewarded"):
+        done = event.get("finished", event.get("rewarded", ()))
+        return [f"{event['worker']['id']:<28} {kind.replace('_', ' ')}: {len(done)}"]
     if kind in ("tick", "heartbeat"):
         return []
     worker = event.get("worker") or {"id": event.get("pipeline") or "cluster"}
@@ -41,7 +47,10 @@ def lines_of(event: dict) -> list[str]:
 
 async def watch(url: str, pipeline: str) -> None:
     """Print until interrupted."""
-    client = await nats.connect(url)
+    try:
+        client = await nats.connect(url, allow_reconnect=False)
+    except (OSError, nats.errors.NoServersError):
+        sys.exit(f"no NATS server answers at {url}; a run prints its address as `bus: ...`")
     events = await client.subscribe(f"jig.event.{pipeline}.>")
     print(f"watching {events.subject} at {url}", flush=True)
     async for message in events.messages:

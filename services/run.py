@@ -35,6 +35,9 @@ log = structlog.get_logger()
 NUM_RECORDS = 16
 """Records that one tenant loads or stores at once; the broker's acks are waited for together."""
 
+REMINDER_S = 10.0
+"""A start without a configuration is worth a line after this; on a busy machine it may take seconds."""
+
 CONNECT_TIMEOUT_S = 60.0
 """A server that restarts on a large store may need a while; meanwhile no start counts as failed."""
 
@@ -158,11 +161,20 @@ class Life:
                 )
             )
             running = group.create_task(self._run_when_ready())
+            reminding = group.create_task(self._remind())
             try:
                 await self._ended(consuming)
             finally:
                 consuming.cancel()
                 running.cancel()
+                reminding.cancel()
+
+    async def _remind(self) -> None:
+        """Say what a tenant waits for that nobody configures: someone may have started it by hand."""
+        await asyncio.sleep(REMINDER_S)
+        if not self._configured:
+            pipeline = self._context.pipeline
+            log.warning(f"waits to be configured: does the scheduler run pipeline {pipeline}?")
 
     async def _run_when_ready(self) -> None:
         await self._ready.wait()

@@ -64,6 +64,7 @@ class Node:
         if num_killed:
             log.warning("killed what an earlier node left behind", num_processes=num_killed)
         await self._bus.bind_commands(self._identity)
+        log.info("ready", node=self._identity.id, devices=list(self._devices))
         await self._bus.publish_event(
             NodeStarted(
                 id=message_id(NodeStarted.tag(), self._identity.id, self._identity.boot),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from services.run import main, parser
-from services.trainer.trainer import Trainer
 
 if __name__ == "__main__":
     arguments = parser("trainer")
     arguments.add_argument(
         "--run-folder", required=True, help="where checkpoints, metrics and trajectories go"
     )
-    main(Trainer, arguments.parse_args(), role="trainer")
+    parsed = arguments.parse_args()
+    # After the arguments: torch takes seconds to import.
+    from services.trainer.trainer import Trainer
+
+    main(Trainer, parsed, role="trainer")

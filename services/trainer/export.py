@@ -7,21 +7,28 @@ import argparse
 import sys
 from pathlib import Path
 
-from jigsawrl.models.loading import DTYPES, export_checkpoint, model_from_config
 from services.trainer import checkpoint
-from services.trainer.parallel import load_full_state
 
 
 def export(run_folder: Path, *, to: Path, version: int | None) -> int:
     """Write the checkpoint of `version` (or the best one) to a new folder; the version written.
 
     Raises ValueError or OSError, in one line."""
-    from transformers import AutoTokenizer
-
     if not run_folder.is_dir():
         raise ValueError(f"{run_folder}: no such run folder")
     if to.exists():
         raise ValueError(f"{to} exists; choose a folder that does not")
+    if not checkpoint.committed(run_folder):
+        raise ValueError(
+            f"no committed checkpoint in {run_folder / checkpoint.FOLDER}; give the folder of a run"
+            " that got as far as version 0"
+        )
+    # After what can be refused at once: these take seconds to import.
+    from transformers import AutoTokenizer
+
+    from jigsawrl.models.loading import DTYPES, export_checkpoint, model_from_config
+    from services.trainer.parallel import load_full_state
+
     saved = _find(run_folder, version)
     model = model_from_config(saved.state.model_config, dtype=DTYPES["float32"])
     load_full_state(model, saved.tensors["model"])
@@ -35,11 +42,7 @@ def export(run_folder: Path, *, to: Path, version: int | None) -> int:
 def _find(run_folder: Path, version: int | None) -> checkpoint.Checkpoint:
     if version is None:
         saved = checkpoint.latest(run_folder)
-        if saved is None:
-            raise ValueError(
-                f"no committed checkpoint in {run_folder / checkpoint.FOLDER}; give the folder of a"
-                " run that got as far as version 0"
-            )
+        assert saved is not None
         return saved
     folders = checkpoint.committed(run_folder)
     for folder in folders:
@@ -61,7 +64,7 @@ def main() -> int:
     try:
         version = export(arguments.run, to=arguments.to, version=arguments.version)
     except (ValueError, OSError) as error:
-        print(str(error).splitlines()[0], file=sys.stderr)
+        print(f"jigsaw export: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
     print(f"wrote version {version} to {arguments.to}")
     return 0

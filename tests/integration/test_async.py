@@ -25,7 +25,7 @@ LONG_TAIL = (
     "model.warmup.target_accuracy=0.05",
     "rollout.sampling.max_new_tokens=40",
     "rollout.engine.max_running=4",
-    "evaluation.every=100",
+    "evaluation.every=16",
     f"trainer.num_steps={NUM_STEPS}",
 )
 """Few sequences at once and long ones: weights land while some are half done."""

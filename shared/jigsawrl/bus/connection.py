@@ -38,6 +38,9 @@ ROUND_TRIP_TIMEOUT_S = 4
 RECONNECT_PATIENCE_S = 10.0
 """A client that has not reconnected by itself for so long is replaced by a new one."""
 
+REMINDER_S = 3.0
+"""A server that can't be reached for so long is worth a line."""
+
 CALL_TIMEOUT_S = 3.0
 """One try of a JetStream API call."""
 
@@ -221,7 +224,11 @@ class Connection:
 
     async def _connect(self) -> Client:
         backoff = Backoff()
+        started_s, told = time.monotonic(), False
         while True:
+            if not told and time.monotonic() - started_s > REMINDER_S:
+                told = True
+                log.warning("no NATS server answers at %s: trying again", self.url)
             try:
                 return await nats.connect(
                     self.url,

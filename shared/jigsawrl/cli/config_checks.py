@@ -6,18 +6,26 @@ Called by `config_file`. Knows checkpoint folders by their files only: no torch,
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jigsawrl.cli.errors import ConfigError
 from jigsawrl.config import (
     ARCHITECTURES,
+    AsyncConfig,
     InitModelConfig,
     PathModelConfig,
     PipelineConfig,
     ReasoningGymConfig,
 )
 from jigsawrl.config_algorithm import PPOConfig
+
+if TYPE_CHECKING:
+    from jigsawrl.tasks import Task
+
+NUM_CHECKED_PROBLEMS = 200
+"""Of the training stream and of the held-out set: a moment's work for every task."""
 
 
 def inert_keys(config: PipelineConfig) -> dict[str, str]:
@@ -28,6 +36,10 @@ def inert_keys(config: PipelineConfig) -> dict[str, str]:
     if not config.evaluation.enabled:
         why = "with evaluation.enabled = false; remove it or enable evaluation"
         inert["evaluation.every"] = inert["evaluation.max_running"] = why
+    if isinstance(config.mode, AsyncConfig) and config.mode.max_staleness == 0:
+        inert["mode.keep_kv"] = (
+            "with mode.max_staleness = 0: weights never land in mid-sequence; remove it"
+        )
     algorithm = config.algorithm
     if config.trainer.num_minibatches > 1:
         return inert
@@ -59,14 +71,56 @@ def check_files(config: PipelineConfig) -> None:
             f"rollout.sampling.max_new_tokens: {max_new_tokens} leaves no room for a prompt:"
             f" {key} allows {num_positions} positions"
         )
-    _check_task(config)
+    task = _task(config)
+    if num_positions is not None:
+        _check_prompts(config, task, num_positions=num_positions, key=key)
 
 
-def _check_task(config: PipelineConfig) -> None:
+def _check_prompts(config: PipelineConfig, task: Task, *, num_positions: int, key: str) -> None:
+    """Raise `ConfigError` for a problem whose prompt has no tokens, or no room in the model. Looks at
+    the first problems only: a task may have any number."""
+    count = _counter(config)
+    problems = [("training", i, task.train(i)) for i in range(NUM_CHECKED_PROBLEMS)]
+    num_held_out = min(task.num_held_out, NUM_CHECKED_PROBLEMS)
+    problems += [("held-out", i, task.held_out(i)) for i in range(num_held_out)]
+    for kind, index, problem in problems:
+        num_tokens = count(f"task: the prompt of {kind} problem {index}", problem.prompt)
+        if num_tokens >= num_positions:
+            raise ConfigError(
+                f"task: the prompt of {kind} problem {index} has {num_tokens} tokens, which leaves no"
+                f" room for an answer: {key} allows {num_positions} positions"
+            )
+
+
+def _counter(config: PipelineConfig) -> Callable[[str, str], int]:
+    """Tokens of a text, without transformers: a model from nothing has one a character."""
+    if isinstance(config.model, InitModelConfig):
+        return lambda where, text: len(text)
+    from tokenizers import Tokenizer
+
+    folder = Path(config.model.path)
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # as below
+        raise ConfigError(f"model.path: {folder / 'tokenizer.json'} is corrupt: {error}") from None
+
+    def count(where: str, text: str) -> int:
+        try:
+            return len(tokenizer.encode(text, add_special_tokens=False).ids)
+        except Exception as error:  # the library raises bare Exception, nothing narrower
+            raise ConfigError(
+                f"{where} has no tokens in the tokenizer of {folder} ({error}): {text!r}; use a"
+                " model whose tokenizer knows these characters"
+            ) from None
+
+    return count
+
+
+def _task(config: PipelineConfig) -> Task:
     from jigsawrl.tasks import build_task
 
     try:
-        build_task(config.task, seed=config.seed)
+        return build_task(config.task, seed=config.seed)
     except ValueError as error:
         raise ConfigError(f"task: {error}") from None
     except ImportError as error:

@@ -60,6 +60,12 @@ class Server:
             await asyncio.to_thread(self._server.stop)
 
 
+def has_cuda_device() -> bool:
+    """Whether the kernel shows one (torch, which knows better, takes seconds to import)."""
+    devices = Path("/dev")
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
+
+
 class EmbeddedSystem:
     """The three processes of one run, complete when built."""
 

@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="write a run's model as a Hugging Face checkpoint")
     export.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     export.add_argument("--to", type=Path, required=True, metavar="DIR", help="must not exist")
+    export.add_argument("--version", type=int, help="default: the newest checkpoint")
 
     bench = commands.add_parser("bench", help="measure a part of the system")
     bench.add_argument(
@@ -138,7 +139,10 @@ def _export(arguments: argparse.Namespace) -> int:
         raise CommandError(
             f"{arguments.run} is no run folder: it holds no config.json", status=EXIT_BAD_INPUT
         )
-    return start_program("services.trainer.export", str(arguments.run), "--to", str(arguments.to))
+    options = [] if arguments.version is None else ["--version", str(arguments.version)]
+    return start_program(
+        "services.trainer.export", str(arguments.run), "--to", str(arguments.to), *options
+    )
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -53,7 +53,10 @@ class PlainView:
                 self._write(f"[{pipeline.pipeline}] {line}")
 
     def on_activity(self, activity: Activity, *, now_s: float) -> None:
-        """What a worker does now; most of these are not worth a line."""
+        """What a worker does now; only work that takes long and says how far it is is worth a line:
+        the parts of a step are told by the step's own."""
+        if activity.num_total is None or activity.activity == "train":
+            return
         if self._activity_s is None or now_s - self._activity_s >= ACTIVITY_INTERVAL_S:
             self._activity_s = now_s
             self._write(f"[{activity.pipeline}] {describe_activity(activity)}")

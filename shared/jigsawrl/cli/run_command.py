@@ -16,7 +16,7 @@ from pathlib import Path
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import connect
 from jigsawrl.cli.config_file import to_json
-from jigsawrl.cli.embedded import embedded_system
+from jigsawrl.cli.embedded import embedded_system, has_cuda_device
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.pipeline_client import PipelineClient, View
 from jigsawrl.cli.plain_view import PlainView
@@ -57,6 +57,11 @@ def resume(folder: Path) -> int:
 
 
 def _run_in(folder: Path, config: PipelineConfig, view: View) -> int:
+    if config.device == "cuda" and not has_cuda_device():
+        raise CommandError(
+            'device "cuda": this machine has no CUDA device; set device to "cpu" or "auto"',
+            status=EXIT_BAD_INPUT,
+        )
     held = lock(folder)
     try:
         logging.basicConfig(
@@ -129,6 +134,7 @@ class WatchedRun:
     async def run(self) -> int:
         """Start everything, submit, watch to the end, stop everything; the exit status."""
         async with embedded_system(self.folder) as system:
+            self._view.on_notice(f"bus: {system.url}")
             supervising = asyncio.create_task(system.supervise(self._view.on_notice))
             driving = asyncio.create_task(self._drive(system.url))
             try:
@@ -143,6 +149,9 @@ class WatchedRun:
             except CommandError as error:
                 self.problem = str(error)
                 return error.status
+            except asyncio.CancelledError:
+                self._view.on_notice("stopping")
+                raise
             finally:
                 # Before the processes are stopped, or their ends would look like crashes.
                 supervising.cancel()
@@ -173,10 +182,9 @@ def _conclude(watched: WatchedRun) -> None:
         for line in watched.log_tail:
             print(f"  | {line}", file=sys.stderr)
         print(f"jigsaw run: {watched.problem}", file=sys.stderr, flush=True)
-    if status is not None:
-        line = to_line(summarize(status, run_folder=watched.folder))
-        try:
-            (watched.folder / "summary.json").write_text(line + "\n")
-        except OSError as error:
-            print(f"jigsaw run: no summary.json: {error.strerror}", file=sys.stderr)
-        print(line, flush=True)
+    line = to_line(summarize(status, run_folder=watched.folder))
+    try:
+        (watched.folder / "summary.json").write_text(line + "\n")
+    except OSError as error:
+        print(f"jigsaw run: no summary.json: {error.strerror}", file=sys.stderr)
+    print(line, flush=True)

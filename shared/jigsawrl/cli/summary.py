@@ -40,12 +40,14 @@ def tokens_per_s(pipeline: PipelineStatus) -> float:
     return pipeline.num_trained_tokens / pipeline.running_s if pipeline.running_s > 0 else 0.0
 
 
-def summarize(status: Status, *, run_folder: Path) -> dict[str, Any]:
-    """What the last line of standard output and ``summary.json`` hold."""
+def summarize(status: Status | None, *, run_folder: Path) -> dict[str, Any]:
+    """What the last line of standard output and ``summary.json`` hold; no pipeline where the run ended
+    before the scheduler answered."""
+    pipelines = () if status is None else status.pipelines
     return {
-        "pipelines": {pipeline.pipeline: _pipeline(pipeline) for pipeline in status.pipelines},
+        "pipelines": {pipeline.pipeline: _pipeline(pipeline) for pipeline in pipelines},
         "run": str(run_folder),
-        "dead_letters": status.num_dead_letters,
+        "dead_letters": 0 if status is None else status.num_dead_letters,
     }
 
 

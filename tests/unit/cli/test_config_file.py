@@ -263,6 +263,27 @@ def test_a_checkpoint_that_can_not_be_used_is_refused(tmp_path: Path) -> None:
     assert "tokenizer.json is missing" in complaint(path, override)
 
 
+def test_a_tokenizer_that_does_not_know_the_prompts_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", unknown="no token")
+    text = complaint(write_pipeline(tmp_path), 'model={type = "path", path = "checkpoint"}')
+    assert text.startswith("task: the prompt of training problem 0 has no tokens")
+    assert "use a model whose tokenizer knows these characters" in text
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i:040d}", "answer": str(i)}) + "\n" for i in range(50))
+    )
+    overrides = (
+        'task={type = "jsonl", path = "data.jsonl", reward = "exact"}',
+        "model.max_position_embeddings=32",
+        "rollout.sampling.max_new_tokens=8",
+    )
+    text = complaint(write_pipeline(tmp_path), *overrides)
+    assert "has 40 tokens, which leaves no room for an answer" in text
+    assert "model.max_position_embeddings allows 32 positions" in text
+
+
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "checkpoint")
     (folder / "model.safetensors").unlink()
