@@ -22,6 +22,7 @@ def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) ->
         torch_device = choose_device(config.device, device)
     except ValueError as error:
         raise RefusedError(str(error)) from error
+    wanted, on_cpu = config.rollout.engine.deterministic, torch_device.type == "cpu"
     sampling = config.rollout.sampling
     max_running = config.rollout.engine.max_running
     if greedy:
@@ -37,5 +38,5 @@ def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) ->
         max_running=max_running,
         device=torch_device,
         dtype=DTYPES[config.rollout.engine.dtype],
-        deterministic=config.rollout.engine.deterministic,
+        deterministic="preferred" if wanted == "auto" and on_cpu else wanted is True,
     )

@@ -37,14 +37,15 @@ class Evaluation:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._config: PipelineConfig | None = None
+        self._engine: Engine | None = None
         self._problems: list[Problem] | None = None
         """The held-out set, the same for every version."""
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
-        """Check that an engine can be built here."""
-        await asyncio.to_thread(build_engine, config, device=self._context.device, greedy=True)
-        self._config = config
+        """Build the engine; weights come with each version."""
+        self._engine = await asyncio.to_thread(
+            build_engine, config, device=self._context.device, greedy=True
+        )
 
     async def handle(self, command: Command) -> None:
         """Evaluate one version."""
@@ -78,21 +79,16 @@ class Evaluation:
         manifest, payload = await self._context.bus.fetch_weights(command.manifest)
         if self._problems is None:
             self._problems = await self._held_out()
-        problems = self._problems
-        assert self._config is not None
-        config = self._config
-
-        def load() -> Engine:
-            engine = build_engine(config, device=self._context.device, greedy=True)
-            engine.load_weights(
+        problems, engine = self._problems, self._engine
+        assert engine is not None
+        await asyncio.to_thread(
+            lambda: engine.load_weights(
                 unpack(manifest, payload),
                 model_config=manifest.model_config,
                 version=command.version,
                 keep_kv=False,
             )
-            return engine
-
-        engine = await asyncio.to_thread(load)
+        )
         answers = await self._generate(engine, problems, command.version)
         scores = await self._score(problems, answers)
         duration_s = time.perf_counter() - begun
@@ -139,6 +135,7 @@ class Evaluation:
             SequenceStart(key=str(i), group=str(i), seed=0, prompt=tuple(p.prompt_tokens.tolist()))
             for i, p in enumerate(problems)
         ]
+        engine.drop(engine.held())  # of an evaluation that failed half way
         engine.add([start for start in starts if engine.check(start) is None])
 
         def generate_for(seconds: float) -> None:

@@ -122,10 +122,10 @@ class TorchEngineConfig(Table, frozen=True, kw_only=True, tag_field="type", tag=
     max_running: PositiveInt = 128
     """Sequences decoded together."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    deterministic: bool = False
+    deterministic: bool | Literal["auto"] = "auto"
     """A sequence gets the same tokens and log-probs, bit for bit, whatever runs beside it and
-    wherever it is continued. Off until its cost is measured on a quiet machine
-    (``jigsaw bench determinism``): it is to be the default where that is under 1.5 times."""
+    wherever it is continued. ``auto``: on CPU, where it costs less than 1.5 times (``jigsaw bench
+    determinism``), for models that can be run so; true refuses those that can't."""
 
 
 class RolloutConfig(Table, frozen=True, kw_only=True):

@@ -12,9 +12,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
+import structlog
 import torch
 import torch.nn.functional as F
 
@@ -25,6 +26,8 @@ from services.rollout.engine.invariant import InvariantDecoder
 from services.rollout.engine.model import Decoder, Part
 from services.rollout.engine.sampling import Sampling, draw
 from services.rollout.engine.slots import Running, Slots
+
+log = structlog.get_logger()
 
 SPAN_TOKENS = 32
 """Attention spans are rounded up to this: shapes repeat, and kernels like widths of whole vectors."""
@@ -60,8 +63,10 @@ class TorchEngine:
         max_running: int,
         device: torch.device,
         dtype: torch.dtype,
-        deterministic: bool = False,
+        deterministic: bool | Literal["preferred"] = False,
     ) -> None:
+        """`deterministic`: True refuses models that can't be run so (ValueError with the first
+        weights); ``preferred`` runs those as fast ones."""
         self._sampling = sampling
         self._deterministic = deterministic
         self._max_running = max_running
@@ -166,12 +171,18 @@ class TorchEngine:
         device, dtype = self._device, self._dtype
         if not self._deterministic:
             return Decoder(state, model_config=model_config, device=device, dtype=dtype)
-        decoder = InvariantDecoder(state, model_config=model_config, device=device, dtype=dtype)
-        known = self._agreement
-        if known is None or known.model_config != model_config:
-            known = self._agreement = Agreement(
-                model_config, agreeing_sizes(decoder, self._sampling)
-            )
+        try:
+            decoder = InvariantDecoder(state, model_config=model_config, device=device, dtype=dtype)
+            known = self._agreement
+            if known is None or known.model_config != model_config:
+                sizes = agreeing_sizes(decoder, self._sampling)
+                known = self._agreement = Agreement(model_config, sizes)
+        except ValueError as error:
+            if self._deterministic is True:
+                raise
+            log.warning("results may vary with the batch", reason=str(error))
+            self._deterministic = False
+            return Decoder(state, model_config=model_config, device=device, dtype=dtype)
         decoder.sizes = known.sizes
         return decoder
 

@@ -127,6 +127,15 @@ class WatchedRun:
         self._run_id = f"{folder.name}-{uuid.uuid4().hex[:8]}"
 
     @property
+    def varies(self) -> bool:
+        """Whether another batching of the same sequences could have given other bits."""
+        return self._config.rollout.engine.deterministic is False or (
+            self._config.rollout.engine.deterministic == "auto"
+            and self._config.device != "cpu"
+            and has_cuda_device()
+        )
+
+    @property
     def status(self) -> Status | None:
         """The last that was heard of the pipeline."""
         return None if self._client is None else self._client.status
@@ -178,6 +187,8 @@ def _conclude(watched: WatchedRun) -> None:
     if status is not None:
         for line in describe(status, run_folder=watched.folder):
             print(line)
+    if status is not None and watched.varies:
+        print("  results may vary with the batch: rollout.engine.deterministic is off")
     if watched.problem is not None:
         for line in watched.log_tail:
             print(f"  | {line}", file=sys.stderr)
