@@ -40,6 +40,8 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_group_size: int
     """A group with fewer survivors fails; at least 1."""
     num_rollout_workers: int
+    num_trainer_ranks: int = 1
+    """Tenants that train together, as one gang."""
     evaluation: EvaluationSpec | None
     max_staleness: int = 0
     """eta: versions that admission lets a batch's tokens lag behind the version it trains from."""
