@@ -39,7 +39,8 @@ from services.trainer.parallel import (
 )
 from services.trainer.schedule import learning_rate
 from services.trainer.spans import Spans
-from services.trainer.step import Step, StepSettings
+from services.trainer.step import NotFiniteError, Step, StepSettings
+from services.trainer.thread import StoppedError
 from services.trainer.warmup import warm_up
 
 log = structlog.get_logger()
@@ -144,8 +145,10 @@ class Learner:
         )
         try:
             metrics = step.train(self._optimizer)
-        except BaseException:
-            self._whole = step.num_updates == 0
+        except BaseException as error:
+            # What ends a step on all ranks at one point; anything else leaves them at different ones.
+            together = self._meeting is None or isinstance(error, StoppedError | NotFiniteError)
+            self._whole = step.num_updates == 0 and together
             raise
         self.version = version + 1
         self.cursor = cursor

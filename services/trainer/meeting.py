@@ -1,8 +1,7 @@
 """Where the ranks of one gang meet, and how they part: a folder of the run, one per gang epoch.
 
 The learner calls it, in its thread. Ranks live on one machine. What needs no tensors goes through files
-here rather than through a collective: a rank may wait in one for ever, in a loop over a file it hears of
-its own stop.
+here rather than through a collective: a rank that looks at a file now and then hears of its own stop.
 """
 
 from __future__ import annotations
