@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from jigsawrl.bus.base import Bus
-from jigsawrl.contract.commands import Command, StartTenant, StopTenant
+from jigsawrl.contract.commands import Command, RestartTenant, StartTenant, StopTenant
 from jigsawrl.contract.events import (
     Heartbeat,
     NodeStarted,
@@ -101,6 +101,10 @@ class Node:
             await self._start(command)
         elif isinstance(command, StopTenant):
             self._end(command.tenant)
+        elif isinstance(command, RestartTenant):
+            process = self._tenants.get(command.tenant)
+            if process is not None and process.restart(command.boot):
+                log.info("restarting", tenant=command.tenant)
 
     def _end(self, tenant: str) -> None:
         process = self._tenants.pop(tenant, None)

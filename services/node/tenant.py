@@ -51,8 +51,21 @@ class TenantProcess:
         self._on_exit = on_exit
         self._on_failure = on_failure
         self._process: asyncio.subprocess.Process | None = None
+        self._boot = ""
+        self._excused = ""
+        """Boot that was killed for no fault of its own."""
         self._stopping = False
         self._task = asyncio.create_task(self._supervise())
+
+    def restart(self, boot: str) -> bool:
+        """SIGKILL for the whole process group of `boot`, if it runs; the next starts at once, and this
+        death is not counted. At once, since there may be nothing that still answers a signal."""
+        process = self._process
+        if process is None or process.returncode is not None or boot != self._boot:
+            return False
+        self._excused = boot
+        _signal_group(process.pid, signal.SIGKILL)
+        return True
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL for the whole process group; returns when it is gone."""
@@ -87,6 +100,8 @@ class TenantProcess:
             exit_code = await self._run_once(boot)
             if self._stopping:
                 return
+            if self._excused == boot:
+                continue
             reason = self._reason(exit_code)
             if exit_code == EXIT_REFUSED:
                 await self._on_failure(worker, reason)
@@ -112,6 +127,7 @@ class TenantProcess:
                 start_new_session=True,
                 preexec_fn=die_with_parent(command.cores),
             )
+        self._boot = boot
         pid = self._process.pid
         try:
             self._leftovers.add(pid)

@@ -7,6 +7,7 @@ messages but the manifest that describes packed weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from jigsawrl.tasks import Task, build_task
 from services.trainer import checkpoint
 from services.trainer.batch import Sample
 from services.trainer.critic import CriticStep, backbone_state, build_critic
+from services.trainer.meeting import Meeting
 from services.trainer.parallel import (
     Gang,
     full_state,
@@ -37,7 +39,8 @@ from services.trainer.parallel import (
 )
 from services.trainer.schedule import learning_rate
 from services.trainer.spans import Spans
-from services.trainer.step import Step, StepSettings
+from services.trainer.step import NotFiniteError, Step, StepSettings
+from services.trainer.thread import StoppedError
 from services.trainer.warmup import warm_up
 
 log = structlog.get_logger()
@@ -59,13 +62,20 @@ class Learner:
         spans: Spans,
         progress: Progress,
         check_stop: Callable[[], None],
+        meeting: Meeting | None = None,
     ) -> None:
+        """`meeting` is None for a gang of one."""
         self.version = 0
         self.cursor = 0
         """First training prompt that no group up to this version used."""
         self._whole = False
         """Whether the weights are those of `version`: not before the start, nor between the updates of
         an abandoned step."""
+        self._saved_version: int | None = None
+        """Version whose state was last gathered and committed, the same on all ranks."""
+        self._meeting = meeting
+        self._leads = meeting is None or meeting.rank == 0
+        """Rank 0 of its gang: the one that reads, makes and writes."""
         self._config = config
         self._run_folder = run_folder
         self._gang_epoch = gang_epoch
@@ -90,19 +100,12 @@ class Learner:
         task = build_task(self._config.task, seed=self._config.seed)
         self._tokenizer = load_tokenizer(self._config.model, task.alphabet)
         self._progress("load", 0, None, "looking for a checkpoint")
-        saved = checkpoint.latest(self._run_folder)
-        self._gang = join_gang(self._device)
-        if saved is not None and saved.state.pipeline != self._config.name:
-            raise ValueError(
-                f"{self._run_folder} holds checkpoints of pipeline {saved.state.pipeline}: give"
-                f" {self._config.name} a run folder of its own"
-            )
-        if saved is None:
-            model = self._fresh_model(task)
-        else:
-            log.info("restoring", checkpoint=saved.path.name)
-            model = model_from_config(saved.state.model_config, dtype=torch.float32)
+        saved, model = self._meet(task)
+        # Each rank's own weights are sharded; those of version 0 are rank 0's.
+        whole = None if self._meeting is None or saved is not None else full_state(model)
         self._policy = self._place(model)
+        if whole is not None:
+            load_full_state(self._policy, whole)
         self._optimizer = self._adam_w(self._policy)
         algorithm = self._config.algorithm
         model_config = self._policy.config.to_json_string()
@@ -138,19 +141,22 @@ class Learner:
             version=version,
             spans=self._spans,
             critic=critic,
-            check_stop=self._check_stop,
+            check_stop=partial(self._gang.check_stop, self._check_stop),
         )
         try:
             metrics = step.train(self._optimizer)
-        except BaseException:
-            self._whole = step.num_updates == 0
+        except BaseException as error:
+            # What ends a step on all ranks at one point; anything else leaves them at different ones.
+            together = self._meeting is None or isinstance(error, StoppedError | NotFiniteError)
+            self._whole = step.num_updates == 0 and together
             raise
         self.version = version + 1
         self.cursor = cursor
         return metrics | {"learning_rate": rate}
 
     def pack_weights(self, *, pipeline: str, incarnation: int) -> tuple[WeightManifest, memoryview]:
-        """The policy as the weight channel carries it, in the dtype the policy computes in.
+        """The policy as the weight channel carries it, in the dtype the policy computes in; the other
+        ranks `take_part_in_packing` meanwhile.
 
         Raises ValueError where it is too large for the channel."""
         dtype = DTYPES[self._config.trainer.dtype]
@@ -162,18 +168,30 @@ class Learner:
             model_config=self._policy.config.to_json_string(),
         )
 
+    def take_part_in_packing(self) -> None:
+        """What the other ranks do while rank 0 packs."""
+        full_state(self._policy)
+
     def checkpoint_is_due(self) -> bool:
         """At version 0, every ``checkpoint.every`` versions, and at the last."""
         last = self._config.trainer.num_steps
         return self.version == last or self.version % self._config.trainer.checkpoint.every == 0
 
     def commit_checkpoint(self) -> Path:
-        """Write and commit the state, drop old checkpoints; nothing to do where it is there."""
+        """Write and commit the state, drop old checkpoints; nothing to do where it is there. All ranks
+        gather it, rank 0 writes."""
         path = checkpoint.path_of(
             self._run_folder, version=self.version, gang_epoch=self._gang_epoch
         )
-        if checkpoint.is_committed(path):
+        if self._saved_version == self.version:
             return path
+        tensors = self._tensors()
+        if self._leads and not checkpoint.is_committed(path):
+            self._write_checkpoint(tensors)
+        self._saved_version = self.version
+        return path
+
+    def _write_checkpoint(self, tensors: dict[str, dict[str, Tensor]]) -> None:
         with self._spans.span("checkpoint", version=self.version):
             path = checkpoint.write_files(
                 self._run_folder,
@@ -185,19 +203,67 @@ class Learner:
                     dtype=self._config.trainer.dtype,
                     model_config=self._policy.config.to_json_string(),
                 ),
-                tensors=self._tensors(),
+                tensors=tensors,
                 tokenizer=self._tokenizer,
             )
             checkpoint.commit(path)
             checkpoint.prune(self._run_folder, keep_last=self._config.trainer.checkpoint.keep_last)
-        return path
 
     def commit_at_stop(self) -> None:
-        """Leave a checkpoint of the version that stands, where the weights are still its own."""
-        if self._whole:
-            self.commit_checkpoint()
+        """Leave a checkpoint of the version that stands, where the weights are still its own and all
+        ranks stop here."""
+        if not self._whole or self._saved_version == self.version:
+            return
+        if self._meeting is not None and not self._meeting.agree_to_stop(self.version):
+            log.warning("no last checkpoint: the ranks did not stop together")
+            return
+        self.commit_checkpoint()
 
     # --- Models -----------------------------------------------------------------------------------
+
+    def _meet(self, task: Task) -> tuple[checkpoint.Checkpoint | None, Any]:
+        """Join the gang, with what rank 0 restores and a model to shard. Rank 0 has its model first, so
+        that nobody waits for a warm-up in a collective."""
+        meeting, saved, model = self._meeting, None, None
+        if self._leads:
+            saved = self._saved_checkpoint()
+            model = self._model(saved, task)
+        if meeting is None:
+            self._gang = join_gang(self._device)
+            return saved, model
+        if meeting.rank == 0:
+            meeting.open()
+        else:
+            self._progress("wait", 0, None, "for rank 0")
+            meeting.wait(self._check_stop)
+        self._gang = join_gang(
+            self._device, rank=meeting.rank, num_ranks=meeting.num_ranks, meeting=meeting.file
+        )
+        chosen = (0, 0) if saved is None else (saved.state.version + 1, saved.state.gang_epoch + 1)
+        agreed = torch.tensor(chosen, dtype=torch.float64, device=self._device)
+        version, gang_epoch = (int(number) - 1 for number in self._gang.max(agreed).tolist())
+        if meeting.rank > 0:
+            if version >= 0:
+                saved = checkpoint.read(
+                    checkpoint.path_of(self._run_folder, version=version, gang_epoch=gang_epoch)
+                )
+            model = self._model(saved, task)
+        return saved, model
+
+    def _saved_checkpoint(self) -> checkpoint.Checkpoint | None:
+        saved = checkpoint.latest(self._run_folder)
+        if saved is not None and saved.state.pipeline != self._config.name:
+            raise ValueError(
+                f"{self._run_folder} holds checkpoints of pipeline {saved.state.pipeline}: give"
+                f" {self._config.name} a run folder of its own"
+            )
+        return saved
+
+    def _model(self, saved: checkpoint.Checkpoint | None, task: Task) -> Any:
+        if saved is None:
+            return self._fresh_model(task)
+        log.info("restoring", checkpoint=saved.path.name)
+        return model_from_config(saved.state.model_config, dtype=torch.float32)
 
     def _fresh_model(self, task: Task) -> Any:
         config = self._config
@@ -206,7 +272,7 @@ class Learner:
             return load_model(config.model.path, dtype=torch.float32)
         model = build_model(config.model, self._tokenizer, seed=config.seed).to(self._device)
         warmup = config.model.warmup
-        if warmup is not None:
+        if warmup is not None and self._leads:
             result = warm_up(
                 model,
                 task=task,

@@ -6,7 +6,9 @@ loopback interface only."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +21,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from jigsawrl.models.loading import DTYPES
+from services.trainer.thread import StoppedError
+
+COLLECTIVE_TIMEOUT_S = 300.0
+"""For a rank that is frozen. One that ended is noticed at once, and its node kills the others; what
+ranks do between two collectives is a read of the batch or a write of weights or a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +49,20 @@ class Gang:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return values
 
+    def check_stop(self, check_own: Callable[[], None]) -> None:
+        """Raise `StoppedError` where `check_own` raises it on any rank; a collective, since a rank that
+        went on alone would wait in its next one for those that stopped."""
+        if self.num_ranks == 1:
+            check_own()
+            return
+        try:
+            check_own()
+            stopped = 0.0
+        except StoppedError:
+            stopped = 1.0
+        if float(self.max(torch.tensor(stopped, dtype=torch.float64, device=self.device))):
+            raise StoppedError
+
 
 def join_gang(
     device: torch.device,
@@ -50,7 +71,7 @@ def join_gang(
     num_ranks: int = 1,
     meeting: Path | None = None,
 ) -> Gang:
-    """Start the process group. `meeting` is a file that all ranks name and that does not exist yet;
+    """Start the process group. `meeting` is a file that all ranks name and that no other gang has used;
     a gang of one needs none."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     assert meeting is not None or num_ranks == 1
@@ -62,6 +83,7 @@ def join_gang(
         store=store,
         rank=rank,
         world_size=num_ranks,
+        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
     )
     mesh = init_device_mesh(device.type, (num_ranks,))
     return Gang(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh)

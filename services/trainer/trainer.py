@@ -4,6 +4,10 @@
 follows a step can be done twice with the effect of once, and message ids are made of (pipeline,
 incarnation, version, gang epoch). The announcement comes last: after the announcement of the last
 version the scheduler may stop this process, and by then its checkpoint and records must be on disk.
+
+Of several ranks each is such a process and gets each command. All take part in what is a collective
+(the step, gathering weights and checkpoints); rank 0 alone writes files and announces. A command that
+only one rank gets again must start no collective: what was gathered once is not gathered again.
 """
 
 from __future__ import annotations
@@ -31,21 +35,16 @@ from jigsawrl.contract.message import Ref, Role, message_id
 from jigsawrl.contract.records import WeightManifest
 from jigsawrl.models.device import choose_device
 from services.run import Context, RefusedError, Restored
-from services.trainer.batch import (
-    Loaded,
-    Sample,
-    load_records,
-    make_sample,
-    permute_rewards,
-    shape_rewards,
-)
+from services.trainer.batch import Sample, load_records
 from services.trainer.learner import Learner
-from services.trainer.metrics import batch_metrics, penalty_mean
+from services.trainer.meeting import Meeting
+from services.trainer.metrics import batch_metrics
 from services.trainer.parallel import leave_gang
 from services.trainer.recorder import MetricsLine, Recorder
+from services.trainer.shaping import samples_of
 from services.trainer.spans import Spans
 from services.trainer.step import NotFiniteError
-from services.trainer.thread import TorchThread
+from services.trainer.thread import StoppedError, TorchThread
 
 log = structlog.get_logger()
 
@@ -53,6 +52,8 @@ SPANS_EVERY_S = 0.5
 """Sub-stage events are coalesced to this."""
 ROOM_TIMEOUT_S = 30.0
 """A weight channel that stays full for longer is too small for this pipeline."""
+PEER_GRACE_S = 5.0
+"""After a collective failed: its node kills this rank sooner, if that was because another one ended."""
 NUM_NEWEST_VERSIONS = 2
 """Versions that stay on the weight channel beside those that the scheduler names."""
 
@@ -81,6 +82,11 @@ class Trainer:
         self._learner: Learner
         self._recorder: Recorder
         self._gang_epoch = 0
+        self._rank, self._num_ranks = 0, 1
+        self._gathered: tuple[int, int] | None = None
+        """With several ranks: (incarnation, version) of the weights that they gathered last."""
+        self._sent: tuple[WeightManifest, Ref] | None = None
+        """Rank 0: those weights on the channel."""
         self._started = False
         """A version stands; there is something to leave a checkpoint of."""
 
@@ -97,6 +103,7 @@ class Trainer:
 
         self._config = config
         self._gang_epoch = command.gang_epoch
+        self._rank, self._num_ranks = command.rank, command.num_ranks
         self._recorder = Recorder(run_folder)
         try:
             self._learner = Learner(
@@ -107,14 +114,19 @@ class Trainer:
                 spans=self._spans,
                 progress=progress,
                 check_stop=self._thread.check,
+                meeting=self._meeting(run_folder),
             )
             version = await self._thread.run(self._learner.start)
-            await self._thread.run(partial(self._recorder.cut_back, version))
+            if self._rank == 0:
+                await self._thread.run(partial(self._recorder.cut_back, version))
             # Under this gang's epoch also where it was restored: an older gang that still runs
             # can't win against it any more.
             path = await self._thread.run(self._learner.commit_checkpoint)
         except (ValueError, OSError) as error:
             raise RefusedError(_one_line(error)) from error
+        except (RuntimeError, StoppedError) as error:
+            await self._wait_for_the_end(error)
+            raise
         self._started = True
         await self._announce_checkpoint(command.incarnation, path, cause=command.id)
         await self._publish_spans()
@@ -143,8 +155,31 @@ class Trainer:
         ) as error:
             # No repeat can help: the pipeline fails with the reason, its batch stays stored.
             await self._refuse(command, _one_line(error))
+        except (RuntimeError, StoppedError) as error:
+            await self._wait_for_the_end(error)
+            raise
         finally:
             await self._publish_spans()
+
+    def _meeting(self, run_folder: Path) -> Meeting | None:
+        if self._num_ranks == 1:
+            return None
+        return Meeting(
+            run_folder=run_folder,
+            gang_epoch=self._gang_epoch,
+            rank=self._rank,
+            num_ranks=self._num_ranks,
+        )
+
+    async def _wait_for_the_end(self, error: Exception) -> None:
+        """With several ranks: the end of this one is another's, most likely, and its node is told to
+        kill it or to stop it: no failure of its own. It is one where nobody does."""
+        if self._num_ranks == 1:
+            return
+        if not isinstance(error, StoppedError):
+            self._started = False  # the ranks are no longer at one point
+            log.warning("a collective failed, another rank may be gone", reason=_one_line(error))
+        await asyncio.sleep(PEER_GRACE_S)
 
     async def run(self) -> None:
         """Let the scheduler see sub-stages while a step runs."""
@@ -182,13 +217,16 @@ class Trainer:
             raise ValueError(
                 f"told to publish version {command.version}, but holds {self._learner.version}"
             )
-        manifest, ref = await self._publish_weights(command)
-        await self._announce_version(command.incarnation, manifest, ref, cause=command.id)
+        await self._announce_version(
+            command.incarnation, await self._publish_weights(command), cause=command.id
+        )
 
     async def _train(self, cut: BatchCut) -> None:
         self._context.report("load batch", num_done=cut.version)
         records = await load_records(self._context.bus, cut)
-        samples, shaping = await self._thread.run(partial(self._samples, records, cut.version))
+        samples, shaping = await self._thread.run(
+            partial(samples_of, records, self._config, version=cut.version)
+        )
         self._context.report(
             "train", num_done=cut.version, num_total=self._config.trainer.num_steps
         )
@@ -198,7 +236,9 @@ class Trainer:
                 partial(self._learner.train, samples, version=cut.version, cursor=cut.cursor)
             )
         except NotFiniteError:
-            await self._thread.run(partial(self._recorder.keep_refused, cut.version + 1, samples))
+            if self._rank == 0:
+                keep = partial(self._recorder.keep_refused, cut.version + 1, samples)
+                await self._thread.run(keep)
             raise
         train_s = time.monotonic() - start
         batch = await self._thread.run(partial(batch_metrics, samples, cut=cut, train_s=train_s))
@@ -214,45 +254,43 @@ class Trainer:
             ),
         )
 
-    def _samples(
-        self, records: Sequence[Loaded], version: int
-    ) -> tuple[list[Sample], dict[str, float]]:
-        """The samples as they are trained, and metrics of what was done to their rewards."""
-        samples = [make_sample(*record) for record in records]
-        shaping: dict[str, float] = {}
-        overlong = self._config.algorithm.overlong
-        if overlong is not None:
-            raw, limit = samples, self._config.rollout.sampling.max_new_tokens
-            samples = shape_rewards(raw, overlong, max_new_tokens=limit)
-            shaping["overlong_penalty_mean"] = penalty_mean(raw, samples)
-        if self._config.trainer.control == "permuted_rewards":
-            samples = permute_rewards(samples, seed=self._config.seed, version=version)
-        return samples, shaping
-
     async def _complete(self, cut: BatchCut) -> None:
         """All that follows a step; every part may be repeated. The record comes before the
         checkpoint: a trainer that restores this version could not write it any more."""
         await self._thread.run(self._record)
-        manifest, ref = await self._publish_weights(cut)
+        sent = await self._publish_weights(cut)
         if self._learner.checkpoint_is_due():
             self._context.report("checkpoint", num_done=self._learner.version)
             path = await self._thread.run(self._learner.commit_checkpoint)
             await self._announce_checkpoint(cut.incarnation, path, cause=cut.id)
-        await self._announce_version(
-            cut.incarnation, manifest, ref, cause=cut.id, trained=self._trained
-        )
+        await self._announce_version(cut.incarnation, sent, cause=cut.id, trained=self._trained)
 
     def _record(self) -> None:
-        if self._trained is not None:
+        if self._trained is not None and self._rank == 0:
             self._recorder.record(self._trained.line, self._trained.samples)
 
     # --- Messages ---------------------------------------------------------------------------------
 
     async def _publish_weights(
         self, command: BatchCut | PublishWeights
+    ) -> tuple[WeightManifest, Ref] | None:
+        """Old versions go first, so that there is room. None for ranks that only help to gather. Raises
+        `StreamFullError` where there is no room for long."""
+        version, incarnation = self._learner.version, command.incarnation
+        if self._gathered == (incarnation, version):
+            return self._sent
+        if self._rank > 0:
+            with self._spans.span("weight_sync", version=version):
+                await self._thread.run(self._learner.take_part_in_packing)
+        else:
+            self._sent = await self._pack_and_send(command)
+        if self._num_ranks > 1:
+            self._gathered = (incarnation, version)
+        return self._sent
+
+    async def _pack_and_send(
+        self, command: BatchCut | PublishWeights
     ) -> tuple[WeightManifest, Ref]:
-        """Old versions go first, so that there is room. Raises `StreamFullError` where there is none
-        for long."""
         version, incarnation = self._learner.version, command.incarnation
         pipeline, bus = self._context.pipeline, self._context.bus
         self._context.report("publish weights", num_done=version)
@@ -275,12 +313,14 @@ class Trainer:
     async def _announce_version(
         self,
         incarnation: int,
-        manifest: WeightManifest,
-        ref: Ref,
+        sent: tuple[WeightManifest, Ref] | None,
         *,
         cause: str,
         trained: _Trained | None = None,
     ) -> None:
+        if sent is None:
+            return
+        manifest, ref = sent
         await self._context.bus.publish_event(
             VersionPublished(
                 id=self._id(VersionPublished.tag(), incarnation, manifest.version),
@@ -299,6 +339,8 @@ class Trainer:
 
     async def _announce_checkpoint(self, incarnation: int, path: Path, *, cause: str) -> None:
         version = self._learner.version
+        if self._rank > 0:
+            return
         await self._context.bus.publish_event(
             CheckpointCommitted(
                 id=self._id(CheckpointCommitted.tag(), incarnation, version),
@@ -341,7 +383,10 @@ class Trainer:
         )
 
     def _id(self, tag: str, incarnation: int, version: int) -> str:
-        return message_id(tag, self._context.pipeline, incarnation, version, self._gang_epoch)
+        other = (self._rank,) if self._rank > 0 else ()
+        return message_id(
+            tag, self._context.pipeline, incarnation, version, self._gang_epoch, *other
+        )
 
 
 def _one_line(error: Exception) -> str:

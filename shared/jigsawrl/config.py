@@ -217,6 +217,8 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     """The trainer."""
 
     num_steps: PositiveInt
+    num_ranks: PositiveInt = 1
+    """Processes that train together, each on its own device where there are enough."""
     groups_per_batch: PositiveInt = 16
     num_minibatches: PositiveInt = 1
     """Optimizer updates inside one step; more than 1 makes the clipping bind."""
@@ -320,6 +322,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
             group_size=self.algorithm.group_size,
             min_group_size=self.algorithm.min_group_size,
             num_rollout_workers=self.rollout.num_workers,
+            num_trainer_ranks=self.trainer.num_ranks,
             evaluation=evaluation if self.evaluation.enabled else None,
             dynamic_sampling=self.trainer.dynamic_sampling_spec(),
             device=self.device,

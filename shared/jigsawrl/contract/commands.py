@@ -39,6 +39,15 @@ class StopTenant(Command, frozen=True, kw_only=True):
     tenant: str
 
 
+class RestartTenant(Command, frozen=True, kw_only=True):
+    """Kill one boot of a tenant, at once, and start the next: a rank of its gang ended, and it may wait
+    for that one for ever. No failure of its own; answered by `WorkerStarted`."""
+
+    tenant: str
+    boot: str
+    """Nothing is done where another boot runs."""
+
+
 # --- To every tenant -----------------------------------------------------------------------------
 
 
@@ -49,6 +58,9 @@ class Configure(Command, frozen=True, kw_only=True):
     incarnation: Count
     gang_epoch: Count
     """Rises with every start of a trainer; names its checkpoints and events."""
+    rank: Count = 0
+    """Of a trainer in its gang; rank 0 is the one that publishes, records and commits."""
+    num_ranks: Count = 1
 
 
 # --- To the environment --------------------------------------------------------------------------
@@ -147,8 +159,8 @@ class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchCut(Command, frozen=True, kw_only=True):
-    """Train exactly these groups in this (admission) order from `version` to `version + 1`;
-    answered by `VersionPublished` of `version + 1`."""
+    """Train exactly these groups in this (admission) order from `version` to `version + 1`; each rank
+    of the gang gets it, and rank 0 answers by `VersionPublished` of `version + 1`."""
 
     incarnation: Count
     gang_epoch: Count
@@ -166,7 +178,8 @@ class BatchCut(Command, frozen=True, kw_only=True):
 
 
 class PublishWeights(Command, frozen=True, kw_only=True):
-    """Publish the version the trainer holds; answered by `VersionPublished`."""
+    """Publish the version the trainer holds; each rank of the gang gets it, and rank 0 answers by
+    `VersionPublished`."""
 
     incarnation: Count
     gang_epoch: Count
@@ -190,6 +203,7 @@ class Evaluate(Command, frozen=True, kw_only=True):
 CommandType = (
     StartTenant
     | StopTenant
+    | RestartTenant
     | Configure
     | MakeGroups
     | LoadWeights

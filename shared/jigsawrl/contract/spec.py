@@ -42,6 +42,8 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_group_size: Count
     """A group with fewer survivors fails; at least 1."""
     num_rollout_workers: Count
+    num_trainer_ranks: Count = 1
+    """Tenants that train together, as one gang."""
     evaluation: EvaluationSpec | None
     max_staleness: Count = 0
     """eta: versions that admission lets a batch's tokens lag behind the version it trains from."""

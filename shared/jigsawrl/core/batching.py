@@ -78,19 +78,20 @@ def _first_unused_prompt(pipeline: Pipeline) -> int:
 
 
 def send(pipeline: Pipeline, outbox: Outbox) -> None:
-    """Give the open cut to every boot of the trainer that stands at its version."""
-    trainer, batch = pipeline.trainer, pipeline.open_cut
-    if batch is None or trainer is None or not trainer.usable:
+    """Give the open cut to all ranks of every gang that stands at its version."""
+    batch = pipeline.open_cut
+    if batch is None or not pipeline.gang_usable:
         return
-    if batch.sent_boot == trainer.boot or pipeline.trainer_version != batch.version:
+    if batch.sent_gang == pipeline.gang_epoch or pipeline.trainer_version != batch.version:
         return
-    outbox.add(_command(pipeline, batch, trainer, outbox))
-    batch.sent_boot = trainer.boot
+    for rank in pipeline.gang:
+        outbox.add(_command(pipeline, batch, rank, outbox))
+    batch.sent_gang = pipeline.gang_epoch
 
 
-def _command(pipeline: Pipeline, batch: Cut, trainer: Tenant, outbox: Outbox) -> BatchCut:
+def _command(pipeline: Pipeline, batch: Cut, rank: Tenant, outbox: Outbox) -> BatchCut:
     return BatchCut(
-        **outbox.to(trainer.worker),
+        **outbox.to(rank.worker),
         incarnation=pipeline.incarnation,
         gang_epoch=pipeline.gang_epoch,
         version=batch.version,

@@ -60,7 +60,7 @@ def roll_back(pipeline: Pipeline, version: int) -> None:
             back.extend(batch.groups)
             continue
         if batch.version == version:
-            batch.trained, batch.sent_boot, batch.num_trained_tokens = False, None, 0
+            batch.trained, batch.sent_gang, batch.num_trained_tokens = False, None, 0
         kept.append(batch)
     pipeline.cuts = kept
     for group in [*back, *pipeline.groups.values()]:
@@ -155,17 +155,17 @@ def data_needed_from(pipeline: Pipeline) -> int:
 
 def publish(pipeline: Pipeline, outbox: Outbox) -> None:
     """Have a gang that came up announce what it holds: again, where it had been announced."""
-    trainer = pipeline.trainer
-    if not pipeline.publish_due or trainer is None or not trainer.usable:
+    if not pipeline.publish_due or not pipeline.gang_usable:
         return
     assert pipeline.trainer_version is not None
-    outbox.add(
-        PublishWeights(
-            **outbox.to(trainer.worker),
-            incarnation=pipeline.incarnation,
-            gang_epoch=pipeline.gang_epoch,
-            version=pipeline.trainer_version,
-            retain_versions=pipeline.retained,
+    for rank in pipeline.gang:
+        outbox.add(
+            PublishWeights(
+                **outbox.to(rank.worker),
+                incarnation=pipeline.incarnation,
+                gang_epoch=pipeline.gang_epoch,
+                version=pipeline.trainer_version,
+                retain_versions=pipeline.retained,
+            )
         )
-    )
     pipeline.publish_due = False

@@ -13,6 +13,7 @@ def check(state: State) -> None:
         _check_cuts(pipeline)
         _check_ownership(pipeline)
         _check_work(pipeline)
+        _check_gang(pipeline)
 
 
 def _check_conservation(pipeline: Pipeline) -> None:
@@ -70,6 +71,14 @@ def _check_ownership(pipeline: Pipeline) -> None:
         for sequence in group.sequences:
             owned = sequence.stage in ("placed", "running", "scoring")
             assert owned == (sequence.owner is not None), f"{group.number}/{sequence.index}"
+
+
+def _check_gang(pipeline: Pipeline) -> None:
+    """The ranks of a trainer begin and end together."""
+    gang = pipeline.gang
+    assert len(gang) <= pipeline.spec.num_trainer_ranks, f"{pipeline.name}: too many ranks"
+    assert len({rank.configured for rank in gang}) <= 1, f"{pipeline.name}: half a gang"
+    assert pipeline.trainer_version is None or pipeline.gang_ready, f"{pipeline.name}: not ready"
 
 
 def _check_work(pipeline: Pipeline) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jigsawrl.contract.commands import StartTenant, StopTenant
+from jigsawrl.contract.commands import RestartTenant, StartTenant, StopTenant
 from jigsawrl.contract.events import Heartbeat, NodeStarted, NodeStopped
 from jigsawrl.contract.message import Worker
 from jigsawrl.core import workers
@@ -109,6 +109,27 @@ def start_tenants(state: State, pipeline: Pipeline, outbox: Outbox) -> None:
             )
         )
         tenant.started_on = node.boot
+
+
+def restart_tenants(state: State, pipeline: Pipeline, outbox: Outbox) -> None:
+    """End what is left of a gang that lost a rank; where its node is silent, once it is heard again."""
+    waiting: list[Worker] = []
+    for worker in pipeline.restarts:
+        tenant = pipeline.tenants[worker.id]
+        node = state.nodes.get(tenant.node) if tenant.node is not None else None
+        if node is None or tenant.started_on != node.boot:
+            continue  # its node's boot ended, and the rank with it
+        if not node.up:
+            waiting.append(worker)
+            continue
+        outbox.add(
+            RestartTenant(
+                **outbox.to(Worker(id=node.id, boot=node.boot)),
+                tenant=worker.id,
+                boot=worker.boot,
+            )
+        )
+    pipeline.restarts = waiting
 
 
 def stop_tenants(state: State, pipeline: Pipeline, outbox: Outbox) -> None:

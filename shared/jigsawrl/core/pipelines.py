@@ -61,6 +61,7 @@ def _end(state: State, pipeline: Pipeline, stage: PipelineStage) -> None:
     pipeline.to_make, pipeline.to_place, pipeline.to_score = [], [], []
     pipeline.evaluation, pipeline.evaluations_due = None, []
     pipeline.publish_due = False
+    pipeline.restarts = []
     pipeline.stops = list(pipeline.tenants)
     state.touch(pipeline)
 

@@ -155,7 +155,7 @@ class Scheduler:
     def _worker_ready(self, pipeline: Pipeline, event: events.WorkerReady) -> None:
         if not workers.ready(self.state, pipeline, event):
             return
-        if pipeline.tenants[event.worker.id].role == "trainer":
+        if pipeline.tenants[event.worker.id].role == "trainer" and pipeline.gang_ready:
             history.trainer_ready(self.state, pipeline, event.version or 0, event.cursor or 0)
 
     def _worker_refused(self, pipeline: Pipeline, event: events.WorkerRefused) -> None:
@@ -200,6 +200,7 @@ class Scheduler:
         now_s = self.state.clock.now_s
         pipelines.give_up(self.state, pipeline)
         if pipeline.active:
+            nodes.restart_tenants(self.state, pipeline, outbox)
             nodes.start_tenants(self.state, pipeline, outbox)
             workers.configure(pipeline, outbox)
             history.publish(pipeline, outbox)

@@ -93,7 +93,8 @@ class Cut(msgspec.Struct):
     cursor: int
     substages: dict[str, tuple[float, float]]
     rollout_s: float
-    sent_boot: str | None = None
+    sent_gang: int | None = None
+    """Gang epoch of the trainers that got it."""
     trained: bool = False
     num_trained_tokens: int = 0
 
@@ -176,6 +177,8 @@ class Pipeline(msgspec.Struct):
     """Per tenant: (sequence, epoch) that it must forget."""
     stops: list[str] = []
     """Tenants to stop."""
+    restarts: list[Worker] = []
+    """Boots of trainer ranks whose gang lost another: to be killed and started again."""
 
     # Weights and training
     version: int | None = None
@@ -186,7 +189,7 @@ class Pipeline(msgspec.Struct):
     published: dict[int, Published] = {}
     """By version: the newest version's, and those under or due for evaluation."""
     trainer_version: int | None = None
-    """Version the living trainer holds."""
+    """Version the living trainer holds; None until all its ranks are ready."""
     publish_due: bool = False
     checkpoint_version: int | None = None
     cuts: list[Cut] = []
@@ -248,8 +251,24 @@ class Pipeline(msgspec.Struct):
         return self.cuts[-1] if self.cuts and not self.cuts[-1].trained else None
 
     @property
+    def gang(self) -> list[Tenant]:
+        """Its trainer's ranks, in order of rank."""
+        return [t for t in self.tenants.values() if t.role == "trainer"]
+
+    @property
+    def gang_ready(self) -> bool:
+        """All ranks have restored the same version."""
+        gang = self.gang
+        return len(gang) == self.spec.num_trainer_ranks and all(t.ready for t in gang)
+
+    @property
+    def gang_usable(self) -> bool:
+        """All ranks take work now."""
+        return self.gang_ready and all(t.usable for t in self.gang)
+
+    @property
     def trainer(self) -> Tenant | None:
-        """Its trainer."""
+        """Rank 0 of its trainer: the one that publishes, records and commits."""
         return next((t for t in self.tenants.values() if t.role == "trainer"), None)
 
     @property

@@ -15,8 +15,8 @@ MAX_IDS = 8
 def pipeline_status(state: State, pipeline: Pipeline) -> PipelineStatus:
     """One pipeline, now."""
     loads = num_held(pipeline, list(pipeline.tenants.values()))
-    if pipeline.trainer is not None and pipeline.open_cut is not None:
-        loads[pipeline.trainer.id] = 1
+    if pipeline.open_cut is not None:
+        loads |= {rank.id: 1 for rank in pipeline.gang}
     return PipelineStatus(
         pipeline=pipeline.name,
         state=pipeline.stage,

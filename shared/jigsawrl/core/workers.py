@@ -29,11 +29,13 @@ def current(pipeline: Pipeline, worker: Worker, *, role: Role | None = None) -> 
 
 def started(state: State, pipeline: Pipeline, event: WorkerStarted) -> None:
     """A boot is up: everything the older one owned is free. An unknown id joins as a member, except
-    as a second trainer, which would train another history."""
+    as a second trainer, which would train another history, or as a rank of several: these must be
+    started again by their node when another one ends."""
     tenant = pipeline.tenants.get(event.worker.id)
     if tenant is None:
         foreign = event.worker.id.partition(".")[0] != pipeline.name
-        if foreign or (event.role == "trainer" and pipeline.trainer is not None):
+        several = pipeline.spec.num_trainer_ranks > 1
+        if foreign or (event.role == "trainer" and (several or pipeline.trainer is not None)):
             state.num_ignored += 1
             return
         tenant = Tenant(id=event.worker.id, role=event.role, node=None, device=event.device)
@@ -58,9 +60,20 @@ def exited(state: State, pipeline: Pipeline, event: WorkerExited) -> None:
 
 
 def end_boot(pipeline: Pipeline, tenant: Tenant) -> None:
-    """Forget the living boot and take back what it owned."""
+    """Forget the living boot and take back what it owned. With a rank ends its gang."""
     if tenant.boot is None:
         return
+    in_gang = tenant.role == "trainer" and tenant.configured
+    _forget_boot(pipeline, tenant)
+    if in_gang:
+        for rank in pipeline.gang:
+            # One that is not configured yet is of the next gang already.
+            if rank.boot is not None and rank.configured:
+                pipeline.restarts.append(rank.worker)
+                _forget_boot(pipeline, rank)
+
+
+def _forget_boot(pipeline: Pipeline, tenant: Tenant) -> None:
     groups.free(pipeline, tenant.worker)
     evaluation = pipeline.evaluation
     if evaluation is not None and evaluation.sent_to == tenant.worker:
@@ -68,7 +81,7 @@ def end_boot(pipeline: Pipeline, tenant: Tenant) -> None:
     if tenant.role == "trainer":
         pipeline.trainer_version = None
     pipeline.drops.pop(tenant.id, None)
-    _remember(tenant, tenant.boot)
+    _remember(tenant, tenant.worker.boot)
     tenant.boot = None
     tenant.configured = tenant.ready = False
     tenant.version = tenant.loading = None
@@ -129,11 +142,15 @@ def _remember(tenant: Tenant, boot: str) -> None:
 
 
 def configure(pipeline: Pipeline, outbox: Outbox) -> None:
-    """Give its configuration to every boot that has none; a trainer's start is a new gang epoch."""
+    """Give its configuration to every boot that has none: to the ranks of a trainer when all of them
+    have come up, together, which is a new gang epoch."""
+    gang = pipeline.gang
+    complete = len(gang) == pipeline.spec.num_trainer_ranks and all(map(_unconfigured, gang))
     for tenant in pipeline.tenants.values():
-        if tenant.boot is None or tenant.configured or tenant.lost:
+        if not _unconfigured(tenant) or (tenant.role == "trainer" and not complete):
             continue
-        if tenant.role == "trainer":
+        rank = gang.index(tenant) if tenant.role == "trainer" else 0
+        if tenant.role == "trainer" and rank == 0:
             pipeline.gang_epoch += 1
         outbox.add(
             Configure(
@@ -141,9 +158,15 @@ def configure(pipeline: Pipeline, outbox: Outbox) -> None:
                 config=pipeline.config,
                 incarnation=pipeline.incarnation,
                 gang_epoch=pipeline.gang_epoch,
+                rank=rank,
+                num_ranks=len(gang) if tenant.role == "trainer" else 1,
             )
         )
         tenant.configured = True
+
+
+def _unconfigured(tenant: Tenant) -> bool:
+    return tenant.boot is not None and not tenant.configured and not tenant.lost
 
 
 def load_weights(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:

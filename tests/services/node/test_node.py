@@ -22,7 +22,13 @@ from jigsawrl.config import (
     TrainerConfig,
     encode_config,
 )
-from jigsawrl.contract.commands import Command, Configure, StartTenant, StopTenant
+from jigsawrl.contract.commands import (
+    Command,
+    Configure,
+    RestartTenant,
+    StartTenant,
+    StopTenant,
+)
 from jigsawrl.contract.events import (
     Event,
     Heartbeat,
@@ -139,6 +145,22 @@ async def test_a_killed_tenant_is_told_and_comes_back_under_another_boot(site: S
     second = await site.next(WorkerStarted)
     assert second.worker.id == first.worker.id
     assert second.worker.boot != first.worker.boot
+
+
+async def test_one_boot_is_restarted_on_order_and_no_other(site: Site) -> None:
+    await site.start()
+    first, process = await site.start_tenant()
+    await site.tell(RestartTenant, tenant=TENANT, boot="another")
+    await site.tell(RestartTenant, tenant="p.nobody", boot=first.worker.boot)
+    await site.tell(RestartTenant, tenant=TENANT, boot=first.worker.boot)
+    second = await site.next(WorkerStarted)
+    assert await gone(process, within_s=5)
+    assert second.worker.boot != first.worker.boot
+    await site.tell(RestartTenant, tenant=TENANT, boot=first.worker.boot)  # delivered again
+    await site.tell(StopTenant, tenant="p.nobody")
+    await site.next(Heartbeat)
+    await site.next(Heartbeat)
+    assert site.tenant(second).is_running()
 
 
 async def test_a_refused_configuration_fails_the_tenant_once_with_its_reason(site: Site) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from jigsawrl.contract.message import Worker
+from jigsawrl.processes import MAX_FAILURES
 from services.node.devices import discover
 from services.node.leftovers import Leftovers
 from services.node.tenant import TenantCommand, TenantProcess
@@ -90,6 +91,24 @@ async def test_five_failures_in_a_row_give_a_tenant_up_with_its_last_words(
     await told.wait(num_failures=1)
     assert len(told.exits) == 4
     assert "no weights here" in told.failures[0][1]
+    await tenant.stop()
+
+
+async def test_a_boot_that_is_restarted_on_purpose_does_not_count_as_a_failure(
+    tmp_path: Path,
+) -> None:
+    code = "import sys, time; print(sys.argv[-1], flush=True); time.sleep(60)"
+    tenant, told = start(tmp_path, code)
+    log, boot = tmp_path / "tenant.log", ""
+    for _ in range(MAX_FAILURES + 1):
+        async with asyncio.timeout(20):
+            while not log.exists() or log.read_text().split()[-1:] in ([], [boot]):
+                await asyncio.sleep(0.02)
+        assert not tenant.restart(boot)  # an older one
+        boot = log.read_text().split()[-1]
+        assert tenant.restart(boot)
+    assert not told.exits
+    assert not told.failures
     await tenant.stop()
 
 

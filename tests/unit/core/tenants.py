@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ class Process:
         """Says nothing (SIGSTOP); what it would have said meanwhile is lost."""
         self.weights = (0, -1)
         self.gang_epoch = 0
+        self.rank, self.num_ranks = 0, 1
+        self.arrived: set[str] = set()
+        """Collectives that a trainer rank takes part in, or took."""
         self.incarnation = 0
         self.version = 0
         self.held: dict[str, int] = {}
@@ -50,10 +54,40 @@ class Tenants:
         }
 
     def _on_configure(self, process: Process, command: c.Configure) -> None:
-        version = gang_epoch = None
-        if process.order.role == "trainer":
+        if process.order.role != "trainer":
+            self._world.later(0.2, lambda: self._ready(process, None, None))
+            return
+        assert process.gang_epoch == 0, "a boot is configured once"
+        process.gang_epoch = command.gang_epoch
+        process.rank, process.num_ranks = command.rank, command.num_ranks
+
+        def restore() -> None:
             version = process.version = self._world.checkpoints.get(process.order.pipeline, 0)
-            gang_epoch = process.gang_epoch = command.gang_epoch
+            self._ready(process, version, command.gang_epoch)
+
+        self._world.later(0.2, lambda: self._together(process, "start", restore))
+
+    def _gang(self, process: Process) -> list[Process]:
+        """The living ranks of its gang, itself included."""
+        return [
+            peer
+            for peer in self._world.processes.values()
+            if peer.alive
+            and (peer.order.pipeline, peer.order.role) == (process.order.pipeline, "trainer")
+            and peer.gang_epoch == process.gang_epoch
+        ]
+
+    def _together(self, process: Process, collective: str, then: Callable[[], None]) -> None:
+        """Wait until all ranks take part: for ever where one is dead, until the node kills it."""
+        process.arrived.add(collective)
+        gang = self._gang(process)
+        assert len({peer.rank for peer in gang}) == len(gang) <= process.num_ranks
+        if sum(collective in peer.arrived for peer in gang) == process.num_ranks:
+            then()
+        elif process.alive:
+            self._world.later(0.1, lambda: self._together(process, collective, then))
+
+    def _ready(self, process: Process, version: int | None, gang_epoch: int | None) -> None:
         ready = e.WorkerReady(
             **self._head(process, "ready"),
             role=process.order.role,
@@ -61,7 +95,7 @@ class Tenants:
             cursor=None if version is None else 3 * version,
             gang_epoch=gang_epoch,
         )
-        self._world.later(0.2, lambda: self._world.say(process, ready))
+        self._world.say(process, ready)
 
     def _on_makegroups(self, process: Process, command: c.MakeGroups) -> None:
         made, failed = [], []
@@ -164,11 +198,14 @@ class Tenants:
 
     def _on_publishweights(self, process: Process, command: c.PublishWeights) -> None:
         assert command.version == process.version
-        self._announce(process, command, 0)
+        name = f"publish {command.version}"
+        self._together(process, name, lambda: self._announce(process, command, 0))
 
     def _announce(
         self, process: Process, command: c.BatchCut | c.PublishWeights, num_tokens: int
     ) -> None:
+        if process.rank > 0:
+            return
         incarnation, manifest = command.incarnation, self._world.new_ref("WEIGHTS")
         newest = {(incarnation, process.version), (incarnation, process.version - 1)}
         kept = {*command.retain_versions, *newest}
@@ -191,10 +228,15 @@ class Tenants:
     def _on_batchcut(self, process: Process, command: c.BatchCut) -> None:
         assert command.version == process.version
         assert command.gang_epoch == process.gang_epoch
-        self._world.later(0.5, lambda: process.alive and self._train(process, command))
+        name = f"train {command.version}"
+        train = lambda: self._together(process, name, lambda: self._train(process, command))  # noqa: E731
+        self._world.later(0.5, lambda: process.alive and train())
 
     def _train(self, process: Process, command: c.BatchCut) -> None:
-        process.version += 1
+        if process.rank > 0:
+            return
+        for rank in self._gang(process):
+            rank.version += 1
         pipeline = process.order.pipeline
         due = process.version % self._world.checkpoint_every == 0
         if due and not self._world.chance(0.3):

@@ -202,6 +202,45 @@ def test_a_hostile_world_keeps_conservation_and_replays(
     invariants.check(world.scheduler.state)
 
 
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1 << 32),
+    num_ranks=st.integers(2, 3),
+    max_staleness=st.integers(0, 2),
+    lose=st.sampled_from([0.0, 0.1]),
+    repeat=st.sampled_from([0.0, 0.3]),
+    kill=st.sampled_from([0.0, 0.02, 0.05]),
+    silence=st.sampled_from([0.0, 0.01]),
+    restart=st.sampled_from([0.0, 0.01]),
+)
+def test_a_gang_lives_and_dies_as_one_in_a_hostile_world(
+    seed: int,
+    num_ranks: int,
+    max_staleness: int,
+    lose: float,
+    repeat: float,
+    kill: float,
+    silence: float,
+    restart: float,
+) -> None:
+    faults = Faults(
+        lose=lose,
+        repeat=repeat,
+        kill_per_s=kill,
+        silence_per_s=silence,
+        node_restart_per_s=restart,
+    )
+    pipeline = asynchronous(max_staleness, num_trainer_ranks=num_ranks, num_steps=5)
+    world = World(seed=seed, faults=faults, pipelines=[pipeline])
+    world.run()
+    status = pipeline_status(world.scheduler.state, world.scheduler.state.pipelines["p"])
+    assert status.state == "finished", status.failure
+    assert (status.groups.trained, status.groups.in_flight) == (15, 0)
+    check_history(world)
+    check_replay(world)
+    invariants.check(world.scheduler.state)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_trainer_that_dies_often_rolls_back_and_still_ends(seed: int) -> None:
     world = World(seed=seed, faults=Faults(kill_per_s=0.08), pipelines=[spec("a", num_steps=6)])

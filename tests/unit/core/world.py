@@ -92,6 +92,7 @@ class World:
         self._node_boot = "n1"
         self._silent_until_s = 0.0
         self.faulty = True
+        self.num_restarts = 0
         self._tenants = Tenants(self)
         self.publish(e.LeaderElected(id="leader", leader="s", code_version="1"))
         for pipeline in pipelines:
@@ -164,7 +165,7 @@ class World:
     def _deliver(self, command: c.Command) -> None:
         if isinstance(command, c.BatchCut):
             self.cuts.append(command)
-        if isinstance(command, c.StartTenant | c.StopTenant):
+        if isinstance(command, c.StartTenant | c.StopTenant | c.RestartTenant):
             if command.worker.boot == self._node_boot:
                 self.later(0.05, lambda: self._node_command(command))
             return
@@ -196,6 +197,8 @@ class World:
         if isinstance(command, c.StartTenant):
             self._orders[command.tenant] = command
             self._spawn(command)
+        elif isinstance(command, c.RestartTenant):
+            self._restart(command)
         elif isinstance(command, c.StopTenant):
             self._orders.pop(command.tenant, None)
             process = self.processes.pop(command.tenant, None)
@@ -219,6 +222,13 @@ class World:
                 device=order.device,
             ),
         )
+
+    def _restart(self, command: c.RestartTenant) -> None:
+        process = self.processes.get(command.tenant)
+        if process is not None and process.alive and process.worker.boot == command.boot:
+            process.alive = False
+            self.num_restarts += 1
+            self.later(0.4, lambda: self._spawn(process.order))
 
     def spawn_by_hand(self, order: c.StartTenant) -> None:
         """A tenant that the scheduler did not place."""

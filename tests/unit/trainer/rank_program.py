@@ -26,6 +26,7 @@ from services.trainer.parallel import (
 )
 from services.trainer.spans import Spans
 from services.trainer.step import Step, StepSettings
+from services.trainer.thread import StoppedError
 
 SHAPE = InitModelConfig(
     hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16
@@ -121,7 +122,23 @@ def main(rank: int, num_ranks: int, folder: Path) -> None:
     state = train_all(gang)
     if rank == 0:
         save_file(state, folder / "weights.safetensors")
+    check_stops(gang)
     leave_gang()
+
+
+def check_stops(gang: Gang) -> None:
+    """Where one rank is told to stop all stop, at the same check."""
+
+    def check_own() -> None:
+        if gang.rank == 1:
+            raise StoppedError
+
+    gang.check_stop(lambda: None)
+    try:
+        gang.check_stop(check_own)
+    except StoppedError:
+        return
+    sys.exit("went on alone")
 
 
 if __name__ == "__main__":

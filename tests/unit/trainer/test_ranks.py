@@ -1,4 +1,4 @@
-"""Two ranks learn what one rank learns."""
+"""Two ranks learn what one rank learns, and stop as one."""
 
 from __future__ import annotations
 

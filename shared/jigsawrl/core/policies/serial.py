@@ -40,13 +40,15 @@ def devices_for(pipeline: Pipeline, state: State) -> list[Device]:
 
 
 def place(pipeline: Pipeline, devices: list[Device]) -> tuple[Place, ...] | None:
-    """Trainer on the first device, evaluation on the last, rollout workers round robin; environment
-    and reward need none. Members started by hand stand in for tenants of their role. None where a
-    tenant is needed and no device is there."""
+    """Trainer ranks round robin over the machine of the first device (they meet through files and the
+    loopback interface), evaluation on the last device, rollout workers round robin over all;
+    environment and reward need none. Members started by hand stand in for tenants of their role. None
+    where a tenant is needed and no device is there."""
     members: dict[Role, int] = {}
     for tenant in pipeline.tenants.values():
         members[tenant.role] = members.get(tenant.role, 0) + 1
-    wanted: list[tuple[Role, int]] = [("environment", 1), ("reward", 1), ("trainer", 1)]
+    wanted: list[tuple[Role, int]] = [("environment", 1), ("reward", 1)]
+    wanted.append(("trainer", pipeline.spec.num_trainer_ranks))
     if pipeline.spec.evaluation is not None:
         wanted.append(("evaluation", 1))
     wanted.append(("rollout", pipeline.spec.num_rollout_workers))
@@ -70,4 +72,6 @@ def place(pipeline: Pipeline, devices: list[Device]) -> tuple[Place, ...] | None
 def _device(role: Role, index: int, devices: list[Device]) -> Device:
     if role == "evaluation":
         return devices[-1]
+    if role == "trainer":
+        devices = [device for device in devices if device.node == devices[0].node]
     return devices[index % len(devices)]
