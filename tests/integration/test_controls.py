@@ -16,12 +16,3 @@ def test_a_learning_rate_of_zero_changes_no_answer(tmp_path: Path) -> None:
         assert live.wait() == 0, live.story()
         tiny = live.tiny()
         assert tiny["eval_before"] == tiny["eval_after"]
-
-
-def test_two_runs_of_one_seed_learn_the_same(tmp_path: Path) -> None:
-    results = []
-    for name in ("first", "second"):
-        with LiveRun(tmp_path / name) as live:
-            assert live.wait() == 0, live.story()
-            results.append(live.tiny()["eval_before"])
-    assert results[0] == results[1]
