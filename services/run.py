@@ -23,7 +23,7 @@ from jigsawrl.bus.base import Bus, RecordGoneError
 from jigsawrl.bus.client import connect
 from jigsawrl.config import PipelineConfig, decode_config
 from jigsawrl.contract.commands import Command, Configure
-from jigsawrl.contract.events import WorkerReady, WorkerRefused, WorkerStarted
+from jigsawrl.contract.events import WorkerAlive, WorkerReady, WorkerRefused, WorkerStarted
 from jigsawrl.contract.message import Ref, Role, Worker, message_id
 from jigsawrl.contract.records import Record
 from jigsawrl.contract.requests import Activity
@@ -37,6 +37,9 @@ NUM_RECORDS = 16
 
 REMINDER_S = 10.0
 """A start without a configuration is worth a line after this; on a busy machine it may take seconds."""
+
+ALIVE_PERIOD_S = 10.0
+"""Between two signs of life; the scheduler takes a tenant for lost after three that it misses."""
 
 CONNECT_TIMEOUT_S = 60.0
 """A server that restarts on a large store may need a while; meanwhile no start counts as failed."""
@@ -161,13 +164,26 @@ class Life:
                 )
             )
             running = group.create_task(self._run_when_ready())
-            reminding = group.create_task(self._remind())
+            beside = [group.create_task(self._remind()), group.create_task(self._beat())]
             try:
                 await self._ended(consuming)
             finally:
                 consuming.cancel()
                 running.cancel()
-                reminding.cancel()
+                for task in beside:
+                    task.cancel()
+
+    async def _beat(self) -> None:
+        context = self._context
+        while True:
+            await asyncio.sleep(ALIVE_PERIOD_S)
+            await context.bus.publish_event(
+                WorkerAlive(
+                    id=context.new_id(WorkerAlive.tag()),
+                    pipeline=context.pipeline,
+                    worker=context.worker,
+                )
+            )
 
     async def _remind(self) -> None:
         """Say what a tenant waits for that nobody configures: someone may have started it by hand."""

@@ -112,6 +112,13 @@ class WorkerReady(Event, frozen=True, kw_only=True):
     gang_epoch: Count | None = None
 
 
+class WorkerAlive(Event, frozen=True, kw_only=True):
+    """A tenant's process runs and its event loop turns: every 10 s. One that is not heard for three
+    times as long has lost its work."""
+
+    worker: Worker
+
+
 class WorkerRefused(Event, frozen=True, kw_only=True):
     """Answers `Configure`: the configuration cannot work here; the pipeline fails with `reason`."""
 
@@ -331,6 +338,7 @@ EventType = (
     | WorkerStarted
     | WorkerReady
     | WorkerRefused
+    | WorkerAlive
     | Inventory
     | SubStagesEnded
     | GroupsMade

@@ -65,6 +65,7 @@ class Scheduler:
             events.WorkerFailed: self._worker_failed,
             events.WorkerReady: self._worker_ready,
             events.WorkerRefused: self._worker_refused,
+            events.WorkerAlive: self._alive,
             events.Inventory: self._inventory,
             events.SubStagesEnded: lambda p, e: batching.measure(self.state, p, e),
             events.GroupsMade: lambda p, e: groups.made(self.state, p, e),
@@ -174,14 +175,12 @@ class Scheduler:
         else:
             pipelines.fail(self.state, pipeline, f"{event.worker.id}: {event.reason}")
 
+    def _alive(self, pipeline: Pipeline, event: events.WorkerAlive) -> None:
+        workers.heard(self.state, pipeline, event.worker)
+
     def _inventory(self, pipeline: Pipeline, event: events.Inventory) -> None:
-        tenant = workers.current(pipeline, event.worker)
-        if tenant is None:
-            self.state.num_ignored += 1
-            return
-        tenant.heard_s = self.state.clock.now_s
-        tenant.lost = False
-        groups.inventory(pipeline, event)
+        if workers.heard(self.state, pipeline, event.worker):
+            groups.inventory(pipeline, event)
 
     # --- Deciding --------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class Tenant(msgspec.Struct):
     lost: bool = False
     """Its node is silent, or it is itself."""
     heard_s: float = 0.0
-    """Stream time of a rollout worker's last inventory."""
+    """Stream time of its last sign of life."""
     incarnation: int = 0
     version: int | None = None
     """Weights it has loaded."""

@@ -13,7 +13,7 @@ NUM_PAST_BOOTS = 16
 """Boots remembered per tenant, so that a late message of one is not taken for a new start."""
 
 SILENCE_S = 30.0
-"""Three missed inventories of a rollout worker."""
+"""Three missed signs of life of a tenant."""
 
 LOAD_LEASE_S = 30.0
 """A worker that has not loaded by then is told again, and the others no longer wait for it."""
@@ -98,11 +98,22 @@ def lose(pipeline: Pipeline, tenant: Tenant) -> None:
             evaluation.sent_to = None
 
 
+def heard(state: State, pipeline: Pipeline, worker: Worker) -> bool:
+    """A boot lives, whatever its node says; False where it is none that should."""
+    tenant = current(pipeline, worker)
+    if tenant is None:
+        state.num_ignored += 1
+        return False
+    tenant.heard_s = state.clock.now_s
+    tenant.lost = False
+    return True
+
+
 def expire_silent(state: State, pipeline: Pipeline) -> None:
-    """Rollout workers of living nodes that send no inventory (a frozen process, a dead engine): their
-    sequences have no lease of their own while they run."""
-    for tenant in pipeline.usable("rollout"):
-        if state.clock.expired(tenant.heard_s, term_s=SILENCE_S):
+    """Tenants that give no sign of life though their node does (a frozen process, one that was started
+    by hand and is gone): running sequences and evaluations have no lease of their own."""
+    for tenant in pipeline.tenants.values():
+        if tenant.usable and state.clock.expired(tenant.heard_s, term_s=SILENCE_S):
             lose(pipeline, tenant)
             state.touch(pipeline)
 

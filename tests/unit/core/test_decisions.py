@@ -336,6 +336,22 @@ def test_a_frozen_rollout_worker_loses_its_sequences_and_drops_them_when_it_come
     invariants.check(world.scheduler.state)
 
 
+def test_an_evaluation_worker_that_is_gone_without_a_word_loses_its_evaluation() -> None:
+    world = World(seed=0, faults=KIND, pipelines=[spec()])
+    world.run_until(lambda: pipeline_of(world).stage == "running")
+    ghost = Worker(id="p.evaluation9", boot="ghost")
+    world.publish(
+        e.WorkerStarted(
+            id="g1", pipeline="p", worker=ghost, role="evaluation", node=None, device=None
+        )
+    )
+    world.publish(e.WorkerReady(id="g2", pipeline="p", worker=ghost, role="evaluation"))
+    world.kill(world.processes["p.evaluation0"])  # the next attempt goes to the ghost
+    world.run()
+    assert pipeline_of(world).stage == "finished"
+    assert [r.version for r in pipeline_of(world).evaluations][-1] == 3
+
+
 def test_first_and_last_evaluations_are_never_skipped_and_others_are_counted() -> None:
     often = spec(num_steps=6, evaluation=EvaluationSpec(every=1))
     world = World(seed=3, faults=KIND, pipelines=[often])

@@ -276,7 +276,16 @@ class World:
 
     def _inventories(self) -> None:
         for process in list(self.processes.values()):
-            if process.order.role == "rollout":
+            if process.order.role != "rollout":
+                self.say(
+                    process,
+                    e.WorkerAlive(
+                        id=self.new_id("alive"),
+                        pipeline=process.order.pipeline,
+                        worker=process.worker,
+                    ),
+                )
+            else:
                 held = tuple(e.Held(name, epoch) for name, epoch in process.held.items())
                 self.say(
                     process,
