@@ -275,7 +275,10 @@ def main(make: Callable[[Context], Tenant], arguments: argparse.Namespace, *, ro
     """Run one tenant process to its end and exit with its status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     configure_logging(service=role)
-    sys.exit(run_program(_main(make, arguments, role=role)))
+    status = run_program(_main(make, arguments, role=role))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # tearing torch down takes seconds, and there is nothing left to do
 
 
 async def _main(
