@@ -104,8 +104,8 @@ class Environment:
         if not isinstance(query, HeldOutQuery):
             raise ValueError("the environment answers HeldOutQuery only")
         assert self._task is not None
-        if query.start < 0 or query.count < 1:
-            raise ValueError("start must be 0 or more and count 1 or more")
+        if query.count < 1:
+            raise ValueError("count must be 1 or more")
         end = min(query.start + query.count, self._task.num_held_out)
         problems = [self._task.held_out(index) for index in range(query.start, end)]
         return HeldOut(

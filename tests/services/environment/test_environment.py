@@ -134,8 +134,8 @@ async def test_held_out_problems_come_in_pages_and_end(
         assert page.total == 25
         problems += page.problems
     assert [p.prompt_text for p in problems] == [task.held_out(i).prompt for i in range(25)]
-    query = HeldOutQuery(id="q:bad", start=-1, count=10)
-    with pytest.raises(BusError, match="start must be 0 or more"):
+    query = HeldOutQuery(id="q:bad", start=0, count=0)
+    with pytest.raises(BusError, match="count must be 1 or more"):
         await bus.request("p.environment", query, timeout_s=5)
     serving.cancel()
 
