@@ -103,7 +103,9 @@ async def test_rollout_and_evaluation_work_where_the_run_folder_is_hidden(
             pipeline: PipelineStatus = await running
         assert pipeline.state == "finished", pipeline.failure
         assert pipeline.version == NUM_STEPS
-        assert len(pipeline.evaluations) == NUM_STEPS + 1
+        evaluated = [one.version for one in pipeline.evaluations]
+        assert (evaluated[0], evaluated[-1]) == (0, NUM_STEPS)
+        assert len(evaluated) + pipeline.num_evaluations_skipped == NUM_STEPS + 1
         assert all(one.num_problems == NUM_HELD_OUT for one in pipeline.evaluations)
         tenants = {path.stem for path in (tmp_path / "node" / "logs").glob("*.log")}
         assert tenants == {"tiny.trainer0", "tiny.environment0", "tiny.reward0"}
