@@ -205,9 +205,10 @@ class Trainer:
             raise ValueError("told to train a batch without groups, or a group without sequences")
         if cut.version == standing:
             await self._train(cut)
-        elif cut.version != standing - 1:
+        elif cut.version > standing:
             raise ValueError(f"told to train from version {cut.version}, but holds {standing}")
-        await self._complete(cut)
+        if cut.version >= standing - 1:  # an older one is a new leader's repeat of what is done
+            await self._complete(cut)
 
     async def _on_publish(self, command: PublishWeights) -> None:
         if command.version < self._learner.version:

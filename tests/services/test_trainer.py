@@ -236,9 +236,14 @@ async def test_a_repeated_command_trains_nothing_twice(
         await trainer.handle(cut)
         await trainer.handle(cut)
         await trainer.handle(publish_command(0))  # an old one, redelivered
-    published = of_kind(await heard(), VersionPublished)
-    assert [event.version for event in published] == [0, 1]  # the repeats have the same ids
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+        await trainer.handle(await make_cut(bus, 1))
+        await trainer.handle(cut)  # repeated by a new leader, after a restart of the server
+        await trainer.handle(publish_command(0))
+    events = await heard()
+    published = of_kind(events, VersionPublished)
+    assert [event.version for event in published] == [0, 1, 2]  # the repeats have the same ids
+    assert of_kind(events, WorkerRefused) == []
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 async def test_a_new_boot_goes_on_from_the_checkpoint_and_repeats_the_step_exactly(
