@@ -4,9 +4,6 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 EXAMPLE ?= examples/sort-digits.toml
-# PyPI's torch for x86-64 Linux carries CUDA (gigabytes). Without a GPU:
-# make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
-TORCH_INDEX ?=
 export OMP_NUM_THREADS ?= 1
 
 run: install
@@ -20,8 +17,6 @@ $(VENV)/.installed: pyproject.toml deploy/constraints-cpu.txt
 	@python3 -c 'import venv, ensurepip' 2>/dev/null || \
 		{ echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
 	python3 -m venv $(VENV)
-	@# torch alone comes from TORCH_INDEX; the next line then finds it installed.
-	$(if $(TORCH_INDEX),$(PY) -m pip install -q -c deploy/constraints-cpu.txt --index-url $(TORCH_INDEX) torch)
 	$(PY) -m pip install -q -c deploy/constraints-cpu.txt -e '.[cli,services,tasks,torch,dev]'
 	touch $@
 

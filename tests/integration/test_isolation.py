@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -87,7 +87,8 @@ async def test_rollout_and_evaluation_work_where_the_run_folder_is_hidden(
     (tmp_path / "pipeline.toml").write_text(PIPELINE)
     config = load_config(tmp_path / "pipeline.toml")
     bus = await connect(own_server.url, name="test")
-    async with programs(own_server.url, logs) as start:
+    async with AsyncExitStack() as last, programs(own_server.url, logs) as start:
+        last.push_async_callback(bus.close)
         await start("services.scheduler", "--state-dir", str(tmp_path / "scheduler"))
         client = PipelineClient(bus, config, PlainView(lambda line: None), run_id="run")
         running = asyncio.create_task(client.run())
@@ -109,4 +110,3 @@ async def test_rollout_and_evaluation_work_where_the_run_folder_is_hidden(
         assert all(one.num_problems == NUM_HELD_OUT for one in pipeline.evaluations)
         tenants = {path.stem for path in (tmp_path / "node" / "logs").glob("*.log")}
         assert tenants == {"tiny.trainer0", "tiny.environment0", "tiny.reward0"}
-    await bus.close()

@@ -101,7 +101,7 @@ def _counter(config: PipelineConfig) -> Callable[[str, str], int]:
     folder = Path(config.model.path)
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # as below
+    except Exception as error:  # the library raises bare Exception, nothing narrower
         raise ConfigError(f"model.path: {folder / 'tokenizer.json'} is corrupt: {error}") from None
 
     def count(where: str, text: str) -> int:
