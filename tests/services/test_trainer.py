@@ -61,6 +61,30 @@ def worker(gang_epoch: int) -> Worker:
     return Worker(id="p.trainer0", boot=f"b{gang_epoch}")
 
 
+def boot(bus: Any, run_folder: Path, gang_epoch: int) -> Trainer:
+    """A trainer's boot, not yet configured."""
+    context = Context(
+        bus=bus,
+        worker=worker(gang_epoch),
+        pipeline="p",
+        run_folder=str(run_folder),
+        device="node0/cpu0",
+    )
+    return Trainer(context)
+
+
+def configure_command(gang_epoch: int, config: PipelineConfig = CONFIG) -> Configure:
+    """What the scheduler sends to it."""
+    return Configure(
+        id=f"c{gang_epoch}",
+        worker=worker(gang_epoch),
+        leader_epoch=1,
+        config=encode_config(config),
+        incarnation=1,
+        gang_epoch=gang_epoch,
+    )
+
+
 @pytest.fixture
 def start(bus: NatsBus, tmp_path: Path) -> Start:
     """``start(gang_epoch)``: a configured trainer for the length of a block, at whose end it is told
@@ -70,24 +94,9 @@ def start(bus: NatsBus, tmp_path: Path) -> Start:
     async def start(
         gang_epoch: int = 1, config: PipelineConfig = CONFIG, *, crash: bool = False
     ) -> AsyncIterator[Trainer]:
-        context = Context(
-            bus=bus,
-            worker=worker(gang_epoch),
-            pipeline="p",
-            run_folder=str(tmp_path),
-            device="node0/cpu0",
-        )
-        trainer = Trainer(context)
-        command = Configure(
-            id=f"c{gang_epoch}",
-            worker=worker(gang_epoch),
-            leader_epoch=1,
-            config=encode_config(config),
-            incarnation=1,
-            gang_epoch=gang_epoch,
-        )
+        trainer = boot(bus, tmp_path, gang_epoch)
         try:
-            await trainer.configure(config, command)
+            await trainer.configure(config, configure_command(gang_epoch, config))
             yield trainer
         finally:
             if crash:  # what a killed process would not do is left out

@@ -11,12 +11,16 @@ import msgspec
 import pytest
 
 from jigsawrl.bus.client import NatsBus
-from jigsawrl.contract.commands import Configure
 from jigsawrl.contract.events import CheckpointCommitted, VersionPublished
-from services.run import Context
 from services.trainer.parallel import leave_gang
-from services.trainer.trainer import Trainer
-from tests.services.test_trainer import CONFIG, encode_config, make_cut, publish_command, worker
+from tests.services.test_trainer import (
+    CONFIG,
+    boot,
+    configure_command,
+    make_cut,
+    publish_command,
+    worker,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -57,24 +61,9 @@ class FatalBus:
 
 async def live(bus: Any, folder: Path, cuts: list[Any], *, gang_epoch: int) -> None:
     """One boot: whatever version it restores, it is told to publish it and to train on."""
-    context = Context(
-        bus=bus,
-        worker=worker(gang_epoch),
-        pipeline="p",
-        run_folder=str(folder),
-        device="node0/cpu0",
-    )
-    trainer = Trainer(context)
-    command = Configure(
-        id=f"c{gang_epoch}",
-        worker=worker(gang_epoch),
-        leader_epoch=1,
-        config=encode_config(CONFIG),
-        incarnation=1,
-        gang_epoch=gang_epoch,
-    )
+    trainer = boot(bus, folder, gang_epoch)
     try:
-        restored = await trainer.configure(CONFIG, command)
+        restored = await trainer.configure(CONFIG, configure_command(gang_epoch))
         await trainer.handle(publish_command(restored.version, gang_epoch=gang_epoch))
         for cut in cuts[restored.version :]:
             await trainer.handle(cut)
