@@ -1,9 +1,10 @@
 """``python -m loadgen.bench.modes [--json]``: mode async against sync on a workload with a long tail.
 
 Whole runs of the system on this machine, with real training: the same pipeline in both modes, in
-alternating order, so that a busy machine slows both alike. Few sequences of a batch are many times as
-long as the others; in sync the trainer waits for them and the engine then waits for the trainer. The
-figure is the median over pairs of async over sync trained tokens/s, from version 0 to the end.
+alternating order, so that a busy machine slows both alike. Lengths are drawn (log-normal, median 32,
+p95 256, at most 512 tokens): few sequences of a batch are many times as long as the others; in sync
+the trainer waits for them and the engine then waits for the trainer. The figure is the median over
+pairs of async over sync trained tokens/s, from version 0 to the end.
 """
 
 from __future__ import annotations
@@ -26,26 +27,24 @@ type = "init"
 hidden_size = 128
 intermediate_size = 384
 num_layers = 2
-max_position_embeddings = 512
-[model.warmup]
-target_accuracy = 0.02
+max_position_embeddings = 640
 
 [task]
 type = "sort-digits"
-min_digits = 2
-max_digits = 120
 num_held_out = 50
 
 [rollout]
-sampling.max_new_tokens = 200
+sampling.max_new_tokens = 512
 engine.max_running = 128
+engine.drawn_lengths = {median_tokens = 32, p95_tokens = 256, max_tokens = 512}
 
 [algorithm]
 group_size = 8
 
 [trainer]
-num_steps = 12
-groups_per_batch = 16
+num_steps = 20
+groups_per_batch = 8
+checkpoint.every = 100
 
 [evaluation]
 enabled = false

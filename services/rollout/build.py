@@ -14,6 +14,7 @@ def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) ->
 
     from jigsawrl.models.device import choose_device
     from jigsawrl.models.loading import DTYPES
+    from services.rollout.engine.lengths import DrawnLengths
     from services.rollout.engine.sampling import Sampling
     from services.rollout.engine.torch_engine import TorchEngine
 
@@ -25,8 +26,13 @@ def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) ->
     wanted, on_cpu = config.rollout.engine.deterministic, torch_device.type == "cpu"
     sampling = config.rollout.sampling
     max_running = config.rollout.engine.max_running
+    law, lengths = config.rollout.engine.drawn_lengths, None
     if greedy:
         max_running = config.evaluation.max_running
+    elif law is not None:
+        lengths = DrawnLengths(
+            median_tokens=law.median_tokens, p95_tokens=law.p95_tokens, max_tokens=law.max_tokens
+        )
     return TorchEngine(
         sampling=Sampling(
             temperature=sampling.temperature,
@@ -39,4 +45,5 @@ def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) ->
         device=torch_device,
         dtype=DTYPES[config.rollout.engine.dtype],
         deterministic="preferred" if wanted == "auto" and on_cpu else wanted is True,
+        lengths=lengths,
     )

@@ -24,6 +24,9 @@ LEASE = "scheduler"
 STANDBY_S = 1.0
 """How often a standby tries, and a leader renews: the lease's end sends no event."""
 
+HANDOVER_S = 2.0
+"""For the last snapshot of one that is told to stop; nested in `STOP_DEADLINE_S`."""
+
 
 def main() -> None:
     """Run one scheduler process."""
@@ -59,12 +62,17 @@ async def _live(bus: Bus, holder: str, folder: Path) -> None:
 
 
 async def _lead(bus: Bus, holder: str, folder: Path, revision: int) -> None:
-    """Until the lease is lost or another's election is read."""
+    """Until the lease is lost or another's election is read; told to stop, it hands over first."""
     lease = _Lease(bus, holder, revision)
-    leading = asyncio.ensure_future(Leader(bus, holder=holder, folder=folder).lead())
+    leader = Leader(bus, holder=holder, folder=folder)
+    leading = asyncio.ensure_future(leader.lead())
     renewing = asyncio.ensure_future(lease.keep())
     try:
         await asyncio.wait([leading, renewing], return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        leader.stop()
+        await asyncio.wait([leading, renewing], timeout=HANDOVER_S, return_when="FIRST_COMPLETED")
+        raise
     finally:
         for task in (leading, renewing):
             task.cancel()

@@ -1,8 +1,9 @@
 """The leader's loop: events in, decisions by the core, commands out; ticks, snapshots, segments.
 
 It decides nothing. It takes over at the newest snapshot, publishes `LeaderElected`, folds up to it
-without publishing, then sends again whatever earlier messages caused, under the old ids. It stops
-when it reads another's `LeaderElected`.
+without publishing, sends again whatever earlier messages caused, under the old ids, and stores a
+snapshot before it goes on: so the newest one always tells which version of the code led last. It stops
+when it reads another's `LeaderElected`, or in order when told, with a snapshot that hands over.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import time
 import uuid
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from jigsawrl import __version__
@@ -28,6 +28,7 @@ from jigsawrl.core.scheduler import Scheduler
 from services.scheduler.outgoing import Outgoing
 from services.scheduler.requests import Requests
 from services.scheduler.segments import Entry, last_written, write_segment
+from services.scheduler.snapshots import Snapshot, encode_snapshot, newest, write_snapshot
 
 log = structlog.get_logger()
 
@@ -61,7 +62,7 @@ class Leader:
         self._term = f"{holder}-{uuid.uuid4().hex[:8]}"
         """Part of the ids of what it publishes: a process may lead twice within the time in which the
         server takes a repeated id for a repeated message."""
-        self._segments = folder / "events"
+        self._segments, self._snapshots = folder / "events", folder / "snapshots"
         self._entries: list[Entry] = []
         """Folded, not yet in a segment file."""
         self._written = last_written(self._segments)
@@ -72,9 +73,16 @@ class Leader:
         self._handling_s = 0.0
         self._num_since_snapshot = 0
         self._saving: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._leading: list[asyncio.Task[None]] = []
+        """What goes on while it leads, beside the loop."""
+
+    def stop(self) -> None:
+        """End after the message that is read next, a tick at the latest, and hand over."""
+        self._stopping = True
 
     async def lead(self) -> None:
-        """Raises `DeposedError`, or `BusError` where the bus can't go on."""
+        """Until stopped; raises `DeposedError`, or `BusError` where the bus can't go on."""
         scheduler = await self._restore()
         ended: DeposedError | BusError | None = None
         try:
@@ -91,20 +99,11 @@ class Leader:
             raise ended
 
     async def _restore(self) -> Scheduler:
-        snapshots = await self._bus.load_snapshots()
-        for payload in snapshots:
-            try:
-                scheduler = Scheduler.restore(payload, policy=Serial())
-            except msgspec.DecodeError as error:
-                log.warning("a snapshot can't be read", error=str(error))
-                continue
-            self._snapshot_sequence = scheduler.state.sequence
-            return scheduler
-        if snapshots:
-            raise BusError(
-                "no snapshot can be read by this version: start the version that wrote it"
-            )
-        return Scheduler(policy=Serial())
+        snapshot = newest(await self._bus.load_snapshots(), code_version=__version__)
+        if snapshot is None:
+            return Scheduler(policy=Serial())
+        self._snapshot_sequence = snapshot.sequence
+        return Scheduler.restore(snapshot.state, policy=Serial())
 
     async def _run(self, scheduler: Scheduler, group: asyncio.TaskGroup) -> None:
         outgoing = Outgoing(self._bus, group)
@@ -122,29 +121,42 @@ class Leader:
                 " was deleted; delete the snapshots, too, to begin anew"
             )
         repeated: list[Command] = []
+        last = folded
         async for stored in self._bus.read_events(after=min(self._written, folded)):
             if stored.sequence > self._written:
                 entry = Entry(stored.sequence, stored.timestamp_s, stored.payload)
                 self._entries.append(entry)
             if stored.sequence <= folded:
                 continue
+            _check_complete(last, stored.sequence, epoch=epoch)
+            last = stored.sequence
             commands = self._fold(scheduler, stored, epoch=epoch)
             if stored.sequence < epoch:
                 repeated += commands
             elif stored.sequence == epoch:
                 log.info("leads", epoch=epoch, num_repeated=len(repeated))
                 await outgoing.send([*repeated, *commands])
+                await self._save(self._snapshot(scheduler), outgoing)
                 self._start(scheduler, group)
             else:
                 await outgoing.send(commands)
                 await self._after(scheduler, stored, outgoing, group)
+                if self._stopping:
+                    break
             if stored.sequence % YIELD_EVENTS == 0:
                 await asyncio.sleep(0)
+        for task in self._leading:
+            task.cancel()
+        if self._saving is not None:
+            await self._saving
+        await self._save(self._snapshot(scheduler, handed_over=True), outgoing)
 
     def _start(self, scheduler: Scheduler, group: asyncio.TaskGroup) -> None:
         requests = Requests(self._bus, scheduler)
-        group.create_task(self._bus.serve("scheduler", requests.handle))
-        group.create_task(self._tick(scheduler))
+        self._leading = [
+            group.create_task(self._bus.serve("scheduler", requests.handle)),
+            group.create_task(self._tick(scheduler)),
+        ]
 
     def _fold(self, scheduler: Scheduler, stored: StoredEvent, *, epoch: int) -> list[Command]:
         event = stored.event
@@ -204,18 +216,26 @@ class Leader:
             or time.monotonic() - self._snapshot_s >= SNAPSHOT_S
         )
         if due and (self._saving is None or self._saving.done()):
-            payload, sequence = scheduler.snapshot(), scheduler.state.sequence
-            self._saving = group.create_task(self._save(payload, sequence, outgoing))
+            self._saving = group.create_task(self._save(self._snapshot(scheduler), outgoing))
             self._num_since_snapshot, self._handling_s = 0, 0.0
             self._snapshot_s = time.monotonic()
 
-    async def _save(self, payload: bytes, sequence: int, outgoing: Outgoing) -> None:
+    def _snapshot(self, scheduler: Scheduler, *, handed_over: bool = False) -> Snapshot:
+        return Snapshot(
+            sequence=scheduler.state.sequence,
+            code_version=__version__,
+            state=scheduler.snapshot(),
+            handed_over=handed_over,
+        )
+
+    async def _save(self, snapshot: Snapshot, outgoing: Outgoing) -> None:
         """Store a snapshot once every command before it is acked; then purge before the last but
         one, whose messages go to a segment file first."""
         await outgoing.settle()
         try:
-            await self._bus.save_snapshot(payload)
-            before, self._snapshot_sequence = self._snapshot_sequence, sequence
+            await self._bus.save_snapshot(encode_snapshot(snapshot))
+            before, self._snapshot_sequence = self._snapshot_sequence, snapshot.sequence
+            write_snapshot(self._snapshots, snapshot)
             self._archive(before)
             if before:
                 stream = self._bus.subjects.events_stream().name
@@ -238,3 +258,16 @@ class Leader:
             await self._bus.purge(stream, before=data_needed_from(pipeline))
         except BusError as error:
             log.warning("could not purge covered records", pipeline=name, error=str(error))
+
+
+def _check_complete(last: int, sequence: int, *, epoch: int) -> None:
+    """Nothing is missing between two messages of the event stream that were read one after the
+    other."""
+    if sequence == last + 1:
+        return
+    if sequence > epoch:
+        raise DeposedError  # Only a leader purges: another did, while this one was frozen.
+    raise BusError(
+        f"the event stream lacks messages {last + 1} to {sequence - 1}, which follow the newest"
+        " snapshot: it was purged by hand; delete the snapshots, too, to begin anew"
+    )

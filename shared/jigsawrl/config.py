@@ -116,6 +116,21 @@ class SamplingConfig(Table, frozen=True, kw_only=True):
     max_new_tokens: PositiveInt = 64
 
 
+class DrawnLengthsConfig(Table, frozen=True, kw_only=True):
+    """Log-normal lengths, drawn per sequence: fixed work, for benchmarks."""
+
+    median_tokens: PositiveInt
+    p95_tokens: PositiveInt
+    max_tokens: PositiveInt
+
+    def __post_init__(self) -> None:
+        if not self.median_tokens <= self.p95_tokens <= self.max_tokens:
+            raise ValueError(
+                f"median_tokens {self.median_tokens}, p95_tokens {self.p95_tokens} and max_tokens"
+                f" {self.max_tokens} must not fall"
+            )
+
+
 class TorchEngineConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="torch"):
     """The embedded engine: continuous batching on CPU or CUDA."""
 
@@ -126,6 +141,8 @@ class TorchEngineConfig(Table, frozen=True, kw_only=True, tag_field="type", tag=
     """A sequence gets the same tokens and log-probs, bit for bit, whatever runs beside it and
     wherever it is continued. ``auto``: on CPU, where it costs less than 1.5 times (``jigsaw bench
     determinism``), for models that can be run so; true refuses those that can't."""
+    drawn_lengths: DrawnLengthsConfig | None = None
+    """Benchmarks only: end each training sequence at a drawn length, and at no token."""
 
 
 class RolloutConfig(Table, frozen=True, kw_only=True):
@@ -286,6 +303,12 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
         if overlong is not None and overlong.buffer_tokens > max_new_tokens:
             raise ValueError(
                 f"algorithm.overlong.buffer_tokens {overlong.buffer_tokens} exceeds"
+                f" rollout.sampling.max_new_tokens {max_new_tokens}"
+            )
+        lengths = self.rollout.engine.drawn_lengths
+        if lengths is not None and lengths.max_tokens > max_new_tokens:
+            raise ValueError(
+                f"rollout.engine.drawn_lengths.max_tokens {lengths.max_tokens} exceeds"
                 f" rollout.sampling.max_new_tokens {max_new_tokens}"
             )
         if self.staleness()[1] > 0 and self.algorithm.correction is None:

@@ -29,8 +29,8 @@ def as_json(payload: bytes) -> dict[str, Any]:
 def test_a_replay_of_the_recorded_events_gives_the_commands_of_the_live_run(
     finished: FinishedRun,
 ) -> None:
-    events = finished.live.run_folder / "scheduler" / "events"
-    done = run_program("services.scheduler.replay", str(events))
+    folder = finished.live.run_folder / "scheduler"
+    done = run_program("services.scheduler.replay", str(folder))
     assert done.returncode == 0, done.stderr
     replayed = {c["id"]: c for c in map(json.loads, done.stdout.splitlines())}
     live = {c["id"]: c for c in map(as_json, finished.recording.commands)}

@@ -1,12 +1,20 @@
-"""Every process of a run is killed, one after the other, at random moments: the run completes by
-itself, nothing is lost or trained twice, and where the engine is deterministic no bit changes."""
+"""Every process of a run is killed, one after the other, at random moments, or frozen until it is taken
+for dead: the run completes by itself, nothing is lost or trained twice, and where the engine is
+deterministic no bit changes."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +25,8 @@ from tests.integration.test_exactness import fingerprint, start
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_STEPS = 24
+FROZEN_S = 20.0
+STEPS = f"trainer.num_steps={NUM_STEPS}"
 KILLED = ("nats-server", *(role for role in ROLES if role != "evaluation"))
 """The tiny pipeline of the exactness tests has no evaluation."""
 
@@ -57,8 +67,8 @@ def assert_trained_once(live: LiveRun) -> None:
     assert len(groups) == live.tiny()["groups"]["trained"]
 
 
-def assert_ended_well(live: LiveRun, order: list[str]) -> None:
-    assert live.wait(300) == 0, f"killed {order}\n{live.story()}"
+def assert_ended_well(live: LiveRun, story: object) -> None:
+    assert live.wait(300) == 0, f"{story}\n{live.story()}"
     tiny = live.tiny()
     assert tiny["version"] == NUM_STEPS
     assert conserved(tiny["groups"])
@@ -69,17 +79,68 @@ def assert_ended_well(live: LiveRun, order: list[str]) -> None:
     assert_trained_once(live)
 
 
-def test_in_sync_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
-    steps = f"trainer.num_steps={NUM_STEPS}"
-    with start(tmp_path / "undisturbed", steps) as live:
-        undisturbed = fingerprint(live, num_steps=NUM_STEPS)
-    with start(tmp_path / "killed", steps) as live:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Mode sync, one worker, nothing killed."""
+    with start(tmp_path_factory.mktemp("undisturbed"), STEPS) as live:
+        return fingerprint(live, num_steps=NUM_STEPS)
+
+
+def test_in_sync_the_weights_are_those_of_an_undisturbed_run(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    with start(tmp_path, STEPS) as live:
         order = kill_all_in_turn(live, Random(1))
-        assert_ended_well(live, order)
+        assert_ended_well(live, f"killed {order}")
         assert fingerprint(live, num_steps=NUM_STEPS) == undisturbed, order
 
 
+@contextmanager
+def standby(live: LiveRun, folder: Path) -> Iterator[Path]:
+    """A second scheduler; the path of its log."""
+    command = [sys.executable, "-m", "services.scheduler", "--url", live.url()]
+    log = folder / "standby.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([*command, "--state-dir", str(folder / "standby")], stderr=file)
+    try:
+        yield log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_scheduler_that_is_frozen_while_a_standby_leads_changes_no_bit(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    with start(tmp_path, STEPS) as live, standby(live, tmp_path) as standby_log:
+        live.until(lambda: live.num_steps_done() >= 2)
+        frozen = live.service("scheduler")
+        frozen.send_signal(signal.SIGSTOP)
+        start_s, done = time.monotonic(), live.num_steps_done()
+        live.until(lambda: live.num_steps_done() >= done + 3)
+        assert "event='leads'" in standby_log.read_text()
+        time.sleep(max(0.0, start_s + FROZEN_S - time.monotonic()))
+        frozen.send_signal(signal.SIGCONT)
+        assert_ended_well(live, "frozen scheduler")
+        assert fingerprint(live, num_steps=NUM_STEPS) == undisturbed
+        assert "deposed" in (live.run_folder / "logs" / "scheduler.log").read_text()
+
+
+def test_a_rollout_worker_that_is_frozen_beyond_its_lease_changes_no_bit(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    with start(tmp_path, STEPS, "rollout.num_workers=2") as live:
+        live.until(lambda: live.num_steps_done() >= 2)
+        frozen = live.service("rollout")
+        frozen.send_signal(signal.SIGSTOP)
+        done = live.num_steps_done()
+        live.until(lambda: live.num_steps_done() >= done + 2, timeout_s=60)
+        frozen.send_signal(signal.SIGCONT)
+        assert_ended_well(live, "frozen rollout worker")
+        assert fingerprint(live, num_steps=NUM_STEPS) == undisturbed
+
+
 def test_in_async_no_group_is_lost_or_trained_twice(tmp_path: Path) -> None:
-    with start(tmp_path, f"trainer.num_steps={NUM_STEPS}", *ASYNC) as live:
+    with start(tmp_path, STEPS, *ASYNC) as live:
         order = kill_all_in_turn(live, Random(2))
-        assert_ended_well(live, order)
+        assert_ended_well(live, f"killed {order}")

@@ -15,6 +15,7 @@ import msgspec
 import nats.js.errors
 import pytest
 
+from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.config import (
@@ -39,7 +40,8 @@ from jigsawrl.contract.requests import Cancel, Status, StatusQuery, Submit
 from jigsawrl.contract.spec import Device
 from services.scheduler.leader import DeposedError, Leader
 from services.scheduler.replay import replay
-from services.scheduler.segments import Entry, last_written, read_segments, write_segment
+from services.scheduler.segments import read_segments
+from services.scheduler.snapshots import newest, sequences_on_disk
 
 NODE = Worker(id="node", boot="n1")
 
@@ -246,7 +248,7 @@ async def test_a_successor_repeats_commands_under_their_ids_and_rises_in_epoch(
             found = await status(bus)
             assert found.pipelines[0].state == "starting"
     assert len({c.id for c in orders}) == len(orders) == 4  # The server dropped the repeats.
-    replayed = {c.id: encode(c) for c in replay(tmp_path / "events")}
+    replayed = {c.id: encode(c) for c in replay(tmp_path)}
     assert [replayed[c.id] for c in [*orders, *commands]] == [
         encode(c) for c in [*orders, *commands]
     ]
@@ -284,7 +286,7 @@ async def test_a_killed_scheduler_process_is_followed_by_the_standby(
             assert [p.pipeline for p in (await status(bus)).pipelines] == ["p"]
             second.send_signal(signal.SIGTERM)
             assert await second.wait() == 0
-    assert list(replay(tmp_path / "b" / "events")) == []
+    assert list(replay(tmp_path / "b")) == []
 
 
 @asynccontextmanager
@@ -322,21 +324,66 @@ async def test_snapshots_let_the_stream_be_purged_and_a_restart_goes_on(
         assert (await status(bus)).pipelines[0].pipeline == "p"
     sequences = [entry.sequence for entry in read_segments(tmp_path / "events")]
     assert sequences == list(range(1, sequences[-1] + 1))
-    assert list(replay(tmp_path / "events")) == []
+    assert list(replay(tmp_path)) == []
 
 
-def test_segments_are_read_in_order_each_entry_once(tmp_path: Path) -> None:
-    entries = [Entry(i, float(i), b"x" * i) for i in range(1, 8)]
-    write_segment(tmp_path, entries[:4])
-    write_segment(tmp_path, entries[2:])
-    write_segment(tmp_path, [])
-    assert list(read_segments(tmp_path)) == entries
-    assert last_written(tmp_path) == 7
+async def test_a_replay_from_any_snapshot_gives_the_same_commands(
+    bus: NatsBus, leading: Start, tmp_path: Path
+) -> None:
+    trainer = Worker(id="p.trainer0", boot="b1")
+    async with collecting(bus, NODE) as orders, leading():
+        await start_node(bus)
+        for i in range(60):
+            await bus.publish_event(Heartbeat(id=f"h{i}", node=NODE))
+        await submit(bus, config())
+        await until(lambda: len(orders) >= 4)
+        for i in range(60, 120):
+            await bus.publish_event(Heartbeat(id=f"h{i}", node=NODE))
+        await bus.publish_event(
+            WorkerStarted(
+                id="s", pipeline="p", worker=trainer, role="trainer", node="node", device=None
+            )
+        )
+        await until(lambda: len(sequences_on_disk(tmp_path / "snapshots")) >= 3)
+        await asyncio.sleep(0.5)  # another decision
+    whole = [encode(command) for command in replay(tmp_path)]
+    assert len(whole) >= 5
+    for after in sequences_on_disk(tmp_path / "snapshots")[:-1]:
+        part = [encode(command) for command in replay(tmp_path, after=after)]
+        assert part == whole[len(whole) - len(part) :]
 
 
-def test_a_replay_names_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no segment files"):
-        list(replay(tmp_path))
-    write_segment(tmp_path, [Entry(5, 1.0, b"")])
-    with pytest.raises(ValueError, match="lacks messages 1 to 4"):
-        list(replay(tmp_path))
+async def test_a_killed_leader_leaves_its_version_and_a_stopped_one_hands_over(
+    bus: NatsBus, nats_server: EmbeddedServer, prefix: str, tmp_path: Path
+) -> None:
+    async with process(nats_server.url, prefix, tmp_path) as killed:
+        await status(bus)
+        killed.send_signal(signal.SIGKILL)
+        await killed.wait()
+    with pytest.raises(BusError, match="led last and did not stop in order"):
+        newest(await bus.load_snapshots(), code_version="9")
+    async with process(nats_server.url, prefix, tmp_path) as stopped:
+        await until_leads(bus, after=1)
+        stopped.send_signal(signal.SIGTERM)
+        assert await stopped.wait() == 0
+    found = newest(await bus.load_snapshots(), code_version="9")
+    assert found is not None
+    assert found.handed_over
+
+
+async def test_a_leader_that_thaws_behind_a_purge_is_deposed(
+    bus: NatsBus, nats_server: EmbeddedServer, prefix: str, tmp_path: Path
+) -> None:
+    async with process(nats_server.url, prefix, tmp_path / "a") as frozen:
+        first = await status(bus)
+        async with process(nats_server.url, prefix, tmp_path / "b"):
+            frozen.send_signal(signal.SIGSTOP)
+            await until_leads(bus, after=first.leader_epoch)
+            stream = bus.subjects.events_stream().name
+            await bus.purge(stream, before=(await status(bus)).stream_sequence)
+            frozen.send_signal(signal.SIGCONT)
+            await asyncio.sleep(2)
+            assert frozen.returncode is None
+            now = await status(bus)
+            assert now.leader != first.leader
+            assert now.leader_epoch > first.leader_epoch

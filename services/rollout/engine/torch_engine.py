@@ -23,6 +23,7 @@ from services.rollout.engine.agreement import agreeing_sizes
 from services.rollout.engine.base import Generated, SequenceStart, Step, StepKind, Work
 from services.rollout.engine.cache import SlotCache
 from services.rollout.engine.invariant import InvariantDecoder
+from services.rollout.engine.lengths import DrawnLengths
 from services.rollout.engine.model import Decoder, Part
 from services.rollout.engine.sampling import Sampling, draw
 from services.rollout.engine.slots import Running, Slots
@@ -64,10 +65,12 @@ class TorchEngine:
         device: torch.device,
         dtype: torch.dtype,
         deterministic: bool | Literal["preferred"] = False,
+        lengths: DrawnLengths | None = None,
     ) -> None:
         """`deterministic`: True refuses models that can't be run so (ValueError with the first
-        weights); ``preferred`` runs those as fast ones."""
+        weights); ``preferred`` runs those as fast ones. With `lengths` no token ends a sequence."""
         self._sampling = sampling
+        self._lengths = lengths
         self._deterministic = deterministic
         self._max_running = max_running
         self._device, self._dtype = device, dtype
@@ -159,7 +162,8 @@ class TorchEngine:
         if self._loaded is not None:
             cache = self._loaded.cache
         self._loaded = Loaded(decoder, cache, version)
-        self._stops = torch.tensor(decoder.stop_tokens, dtype=torch.int64, device=self._device)
+        stops = decoder.stop_tokens if self._lengths is None else ()
+        self._stops = torch.tensor(stops, dtype=torch.int64, device=self._device)
         if not keep_kv and self._slots.running:
             slots = list(range(self.num_running))
             prefixes = self._slots.prefixes(slots)
@@ -290,6 +294,8 @@ class TorchEngine:
     def _running(self, start: SequenceStart) -> Running:
         loaded = self._ready()
         num_new_tokens = start.max_new_tokens or self._sampling.max_new_tokens
+        if self._lengths is not None:
+            num_new_tokens = self._lengths.of(start.seed)
         limit = len(start.prompt) + num_new_tokens
         return Running(
             start,

@@ -3,6 +3,8 @@
 Source: Verl's colocated alternation of rollout and training on the same devices (related systems
 call it "hybrid engine"). Deviation: rollout and trainer stay resident as processes of their own
 instead of swapping one process's memory, so each has the whole device in its phase by taking turns.
+Where batches overlap (depth above 1) there are no turns: rollout workers then live on other devices
+than trainer ranks, as in AReaL, as long as there are enough.
 """
 
 from __future__ import annotations
@@ -41,9 +43,10 @@ def devices_for(pipeline: Pipeline, state: State) -> list[Device]:
 
 def place(pipeline: Pipeline, devices: list[Device]) -> tuple[Place, ...] | None:
     """Trainer ranks round robin over the machine of the first device (they meet through files and the
-    loopback interface), evaluation on the last device, rollout workers round robin over all;
-    environment and reward need none. Members started by hand stand in for tenants of their role. None
-    where a tenant is needed and no device is there."""
+    loopback interface), evaluation on the last device, rollout workers round robin over all, or over
+    those without a trainer rank where generation and training overlap; environment and reward need
+    none. Members started by hand stand in for tenants of their role. None where a tenant is needed
+    and no device is there."""
     members: dict[Role, int] = {}
     for tenant in pipeline.tenants.values():
         members[tenant.role] = members.get(tenant.role, 0) + 1
@@ -57,7 +60,7 @@ def place(pipeline: Pipeline, devices: list[Device]) -> tuple[Place, ...] | None
         for index in range(count - members.get(role, 0)):
             if not devices:
                 return None
-            device = _device(role, index, devices)
+            device = _device(pipeline, role, index, devices)
             places.append(
                 Place(
                     tenant=f"{pipeline.name}.{role}{index}",
@@ -69,9 +72,13 @@ def place(pipeline: Pipeline, devices: list[Device]) -> tuple[Place, ...] | None
     return tuple(places)
 
 
-def _device(role: Role, index: int, devices: list[Device]) -> Device:
+def _device(pipeline: Pipeline, role: Role, index: int, devices: list[Device]) -> Device:
     if role == "evaluation":
         return devices[-1]
+    near = [device for device in devices if device.node == devices[0].node]
     if role == "trainer":
-        devices = [device for device in devices if device.node == devices[0].node]
+        return near[index % len(near)]
+    trained_on = near[: pipeline.spec.num_trainer_ranks]
+    if pipeline.spec.pipeline_depth > 1 and len(trained_on) < len(devices):
+        devices = [device for device in devices if device not in trained_on]
     return devices[index % len(devices)]

@@ -1,0 +1,98 @@
+"""Scheduler snapshots as they are stored: on the bus for the next leader, on disk for replay.
+
+Used by the leader and by `services.scheduler.replay`. ``DIR/snapshots/<sequence>.snapshot`` (20
+digits) is the state after that message of the event stream; files are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from jigsawrl.bus.base import BusError
+from jigsawrl.contract.message import Count
+
+log = structlog.get_logger()
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The state after one message, and who wrote it."""
+
+    sequence: Count
+    """Stream sequence of the last message folded."""
+    code_version: str
+    state: bytes
+    """`core.Scheduler.snapshot`."""
+    handed_over: bool = False
+    """Its writer stopped with it: it handled no later message, so another version may go on."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """As it is stored."""
+    return _encoder.encode(snapshot)
+
+
+def newest(payloads: Iterable[bytes], *, code_version: str) -> Snapshot | None:
+    """The snapshot to lead on from; None where there is none. The newest by stream sequence: a leader
+    that was frozen may store an old one after its successor's. Raises `BusError` where this version
+    of the code can't take over: it might answer messages otherwise than their commands that are out.
+    """
+    read, num_unreadable = [], 0
+    for payload in payloads:
+        try:
+            read.append(_decoder.decode(payload))
+        except msgspec.DecodeError as error:
+            num_unreadable += 1
+            log.warning("a snapshot can't be read", error=str(error))
+    if not read:
+        if num_unreadable:
+            raise BusError(
+                "no snapshot can be read by this version: start the version that wrote it"
+            )
+        return None
+    found = max(read, key=lambda snapshot: snapshot.sequence)
+    if found.code_version != code_version and not found.handed_over:
+        raise BusError(
+            f"version {found.code_version} of the scheduler led last and did not stop in order; this"
+            f" is {code_version}: start {found.code_version} once more and stop it with SIGTERM"
+        )
+    return found
+
+
+def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
+    """Keep it for replay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{snapshot.sequence:020d}.snapshot"
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        file.write(encode_snapshot(snapshot))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
+def sequences_on_disk(folder: Path) -> list[int]:
+    """Of the snapshots in a folder, in order."""
+    return sorted(int(path.stem) for path in folder.glob("*.snapshot"))
+
+
+def read_snapshot(folder: Path, sequence: int) -> Snapshot:
+    """One of them; raises ValueError where it is not there or damaged."""
+    path = folder / f"{sequence:020d}.snapshot"
+    try:
+        return _decoder.decode(path.read_bytes())
+    except FileNotFoundError:
+        known = ", ".join(map(str, sequences_on_disk(folder))) or "none"
+        raise ValueError(
+            f"{folder} has no snapshot of message {sequence}; it has {known}"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error

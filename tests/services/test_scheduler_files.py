@@ -1,0 +1,54 @@
+"""What the scheduler keeps for its successor and for replay: segment files and snapshots."""
+
+from pathlib import Path
+
+import pytest
+
+from jigsawrl import __version__
+from jigsawrl.bus.base import BusError
+from services.scheduler.replay import replay
+from services.scheduler.segments import Entry, last_written, read_segments, write_segment
+from services.scheduler.snapshots import Snapshot, encode_snapshot, newest
+
+
+def test_segments_are_read_in_order_each_entry_once(tmp_path: Path) -> None:
+    entries = [Entry(i, float(i), b"x" * i) for i in range(1, 8)]
+    write_segment(tmp_path, entries[:4])
+    write_segment(tmp_path, entries[2:])
+    write_segment(tmp_path, [])
+    assert list(read_segments(tmp_path)) == entries
+    assert last_written(tmp_path) == 7
+
+
+def test_a_replay_names_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no messages"):
+        list(replay(tmp_path))
+    write_segment(tmp_path / "events", [Entry(5, 1.0, b"")])
+    with pytest.raises(ValueError, match="lacks messages 1 to 4"):
+        list(replay(tmp_path))
+    with pytest.raises(ValueError, match="no snapshot of message 3; it has none"):
+        list(replay(tmp_path, after=3))
+
+
+def stored(sequence: int, *, code_version: str = __version__, handed_over: bool = False) -> bytes:
+    return encode_snapshot(
+        Snapshot(sequence=sequence, code_version=code_version, state=b"", handed_over=handed_over)
+    )
+
+
+def test_a_leader_goes_on_from_the_snapshot_of_the_latest_message() -> None:
+    found = newest([stored(3), b"\xc1", stored(7), stored(5)], code_version=__version__)
+    assert found is not None
+    assert found.sequence == 7
+    assert newest([], code_version=__version__) is None
+    with pytest.raises(BusError, match="no snapshot can be read"):
+        newest([b"\xc1"], code_version=__version__)
+
+
+def test_another_version_takes_over_only_what_was_handed_over() -> None:
+    with pytest.raises(BusError, match=r"start 0\.0\.9 once more and stop it with SIGTERM"):
+        newest([stored(7, code_version="0.0.9"), stored(5)], code_version=__version__)
+    handed = stored(7, code_version="0.0.9", handed_over=True)
+    found = newest([stored(5, code_version="0.0.9"), handed], code_version=__version__)
+    assert found is not None
+    assert found.sequence == 7

@@ -1,0 +1,40 @@
+"""Drawn lengths: fixed work, whatever the weights say."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+from engine_samples import groups, load, run, tiny_model
+
+from services.rollout.engine.lengths import DrawnLengths
+from services.rollout.engine.sampling import Sampling
+from services.rollout.engine.torch_engine import TorchEngine
+
+LAW = DrawnLengths(median_tokens=32, p95_tokens=256, max_tokens=512)
+
+
+def test_lengths_follow_the_law() -> None:
+    lengths = sorted(LAW.of(seed * 7919) for seed in range(4000))
+    assert abs(statistics.median(lengths) - 32) <= 2
+    assert abs(lengths[3800] - 256) <= 40
+    assert lengths[0] >= 1
+    assert lengths[-1] == 512
+
+
+def test_sequences_end_where_their_seeds_say_and_at_no_stop_token() -> None:
+    law = DrawnLengths(median_tokens=6, p95_tokens=20, max_tokens=30)
+    engine = TorchEngine(
+        sampling=Sampling(max_new_tokens=64),
+        max_running=16,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        lengths=law,
+    )
+    load(engine, tiny_model(eos_token_id=3), version=0)
+    starts = groups(num_groups=6, group_size=4)
+    done = run(engine, starts)
+    assert {s.key: len(done[s.key].tokens) for s in starts} == {
+        s.key: law.of(s.seed) for s in starts
+    }
+    assert any(3 in one.tokens[:-1] for one in done.values())
