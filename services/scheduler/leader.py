@@ -154,7 +154,7 @@ class Leader:
     def _start(self, scheduler: Scheduler, group: asyncio.TaskGroup) -> None:
         requests = Requests(self._bus, scheduler)
         self._leading = [
-            group.create_task(self._bus.serve("scheduler", requests.handle)),
+            group.create_task(self._bus.serve("scheduler", requests.handle, shared=False)),
             group.create_task(self._tick(scheduler)),
         ]
 

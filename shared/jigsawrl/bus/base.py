@@ -88,9 +88,12 @@ class Bus(Protocol):
         """One core-NATS request (repeated until answered within `timeout_s`); a `RequestRefused`
         reply or no answer raises `BusError`."""
 
-    async def serve(self, target: str, handler: RequestHandler, *, concurrency: int = 4) -> None:
+    async def serve(
+        self, target: str, handler: RequestHandler, *, concurrency: int = 4, shared: bool = True
+    ) -> None:
         """Answer requests to `target` until cancelled. A handler's `ValueError` becomes
-        `RequestRefused`."""
+        `RequestRefused`. Requests are shared out among all that serve a target; without `shared` all
+        answer, and the first answer counts: so one that hangs hides no other."""
 
     async def bind_commands(self, worker: Worker) -> None:
         """Make the durable consumer of this boot's commands (before `WorkerStarted`)."""

@@ -101,13 +101,16 @@ class NatsBus:
         subject = self.subjects.request(target)
         return await requests.request(self.connection, subject, message, timeout_s=timeout_s)
 
-    async def serve(self, target: str, handler: RequestHandler, *, concurrency: int = 4) -> None:
+    async def serve(
+        self, target: str, handler: RequestHandler, *, concurrency: int = 4, shared: bool = True
+    ) -> None:
         await requests.RequestServer(
             self.connection,
             self._dead_letters,
             handler,
             subject=self.subjects.request(target),
             concurrency=concurrency,
+            shared=shared,
         ).run()
 
     async def bind_commands(self, worker: Worker) -> None:

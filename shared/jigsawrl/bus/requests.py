@@ -88,11 +88,13 @@ class RequestServer:
         *,
         subject: str,
         concurrency: int,
+        shared: bool,
     ) -> None:
         self._connection = connection
         self._dead_letters = dead_letters
         self._handler = handler
         self._subject = subject
+        self._queue = subject if shared else ""
         self._free = asyncio.Semaphore(concurrency)
 
     async def run(self) -> None:
@@ -113,7 +115,7 @@ class RequestServer:
                     link = await self._connection.ready()
                     subscription = await link.client.subscribe(
                         self._subject,
-                        queue=self._subject,
+                        queue=self._queue,
                         cb=on_message,
                         pending_bytes_limit=PENDING_BYTES_LIMIT,
                     )
