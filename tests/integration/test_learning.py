@@ -1,6 +1,6 @@
 """The example learns, on any seed, and only from its rewards. These are whole runs of the example that
-`make run` trains: minutes each. One seed and the cheap control run in `make test-slow`, the rest in
-`make test-learning`."""
+`make run` trains: minutes each. One seed runs in `make test-slow`, the rest in `make test-learning`; the
+control without a learning rate is in test-slow on a smaller pipeline (`test_controls.py`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_example_solves_a_fifth_more_of_the_held_out_problems(tmp_path: Path
     assert after - before >= 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.learning
 @pytest.mark.timeout(1000)
 def test_a_learning_rate_of_zero_teaches_nothing(tmp_path: Path) -> None:
     before, after = accuracies(
