@@ -24,7 +24,7 @@ from jigsawrl.bus.client import connect
 from jigsawrl.config import PipelineConfig, decode_config
 from jigsawrl.contract.commands import Command, Configure
 from jigsawrl.contract.events import WorkerAlive, WorkerReady, WorkerRefused, WorkerStarted
-from jigsawrl.contract.message import Ref, Role, Worker, message_id
+from jigsawrl.contract.message import Ledger, Ref, Role, Worker, message_id
 from jigsawrl.contract.records import Record
 from jigsawrl.contract.requests import Activity
 from jigsawrl.observe import configure_logging
@@ -106,8 +106,7 @@ class Restored(NamedTuple):
     """Where a trainer goes on."""
 
     version: int
-    cursor: int
-    """First training prompt that no group up to this version used."""
+    ledger: Ledger
 
 
 class Tenant(Protocol):
@@ -251,7 +250,7 @@ class Life:
                 worker=context.worker,
                 role=self._tenant.role,
                 version=None if restored is None else restored.version,
-                cursor=None if restored is None else restored.cursor,
+                ledger=None if restored is None else restored.ledger,
                 gang_epoch=command.gang_epoch if self._tenant.role == "trainer" else None,
             )
         )

@@ -21,6 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from jigsawrl.contract.message import Ledger
+
 log = structlog.get_logger()
 
 FOLDER = "checkpoints"
@@ -36,8 +38,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     version: int
     gang_epoch: int
-    cursor: int
-    """First training prompt that no group up to this version used."""
+    ledger: Ledger
+    """Which training prompts and groups led to this version."""
     dtype: Literal["float32", "bfloat16"]
     """What the model computes in and is exported as; the stored weights are float32."""
     model_config: str

@@ -18,6 +18,7 @@ from torch import Tensor
 from jigsawrl.algorithms.logprobs import Filter
 from jigsawrl.config import InitModelConfig, PipelineConfig
 from jigsawrl.config_algorithm import PPOConfig
+from jigsawrl.contract.message import Ledger
 from jigsawrl.contract.records import WeightManifest
 from jigsawrl.models.init import build_model
 from jigsawrl.models.loading import DTYPES, load_model, model_from_config
@@ -66,8 +67,7 @@ class Learner:
     ) -> None:
         """`meeting` is None for a gang of one."""
         self.version = 0
-        self.cursor = 0
-        """First training prompt that no group up to this version used."""
+        self.ledger = Ledger()
         self._whole = False
         """Whether the weights are those of `version`: not before the start, nor between the updates of
         an abandoned step."""
@@ -123,7 +123,7 @@ class Learner:
         self._whole = True
         return self.version
 
-    def train(self, samples: Sequence[Sample], *, version: int, cursor: int) -> dict[str, float]:
+    def train(self, samples: Sequence[Sample], *, version: int, ledger: Ledger) -> dict[str, float]:
         """The step from `version`; its metrics. On any exception the version does not change, and the
         weights are not to be used: the process must end (`commit_at_stop` knows whether they are those
         of the version still) or restore."""
@@ -151,7 +151,7 @@ class Learner:
             self._whole = step.num_updates == 0 and together
             raise
         self.version = version + 1
-        self.cursor = cursor
+        self.ledger = ledger
         return metrics | {"learning_rate": rate}
 
     def pack_weights(self, *, pipeline: str, incarnation: int) -> tuple[WeightManifest, memoryview]:
@@ -199,7 +199,7 @@ class Learner:
                     pipeline=self._config.name,
                     version=self.version,
                     gang_epoch=self._gang_epoch,
-                    cursor=self.cursor,
+                    ledger=self.ledger,
                     dtype=self._config.trainer.dtype,
                     model_config=self._policy.config.to_json_string(),
                 ),
@@ -370,7 +370,7 @@ class Learner:
         if "cuda" in saved.tensors["rng"] and self._device.type == "cuda":
             torch.cuda.set_rng_state(saved.tensors["rng"]["cuda"], self._device)
         self.version = saved.state.version
-        self.cursor = saved.state.cursor
+        self.ledger = saved.state.ledger
 
 
 def _part(saved: checkpoint.Checkpoint, name: str, why: str) -> dict[str, Tensor]:

@@ -130,7 +130,7 @@ class Trainer:
         self._started = True
         await self._announce_checkpoint(command.incarnation, path, cause=command.id)
         await self._publish_spans()
-        return Restored(version=version, cursor=self._learner.cursor)
+        return Restored(version=version, ledger=self._learner.ledger)
 
     async def handle(self, command: Any) -> None:
         """`BatchCut` and `PublishWeights`; anything else is not a trainer's."""
@@ -234,7 +234,7 @@ class Trainer:
         start = time.monotonic()
         try:
             metrics = await self._thread.run(
-                partial(self._learner.train, samples, version=cut.version, cursor=cut.cursor)
+                partial(self._learner.train, samples, version=cut.version, ledger=cut.ledger)
             )
         except NotFiniteError:
             if self._rank == 0:

@@ -1,6 +1,6 @@
 """The example learns, on any seed, and only from its rewards. These are whole runs of the example that
-`make run` trains: minutes each. One seed runs in `make test-slow`, the rest in `make test-learning`; the
-control without a learning rate is in test-slow on a smaller pipeline (`test_controls.py`)."""
+`make run` trains: minutes each. One seed runs in `make test-slow`, the rest in `make test-learning`;
+the control without a learning rate is in test-slow on a smaller pipeline (`test_controls.py`)."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from jigsawrl.contract.events import (
     VersionPublished,
     WorkerRefused,
 )
-from jigsawrl.contract.message import Array, Ref, Worker
+from jigsawrl.contract.message import Array, Ledger, Ref, Worker
 from jigsawrl.contract.records import RewardRecord, SequenceRecord
 from services.run import Context, RefusedError
 from services.trainer.parallel import leave_gang
@@ -149,7 +149,7 @@ async def make_cut(bus: NatsBus, version: int, gang_epoch: int = 1, **changes: A
         gang_epoch=gang_epoch,
         version=version,
         groups=tuple(groups),
-        cursor=2 * (version + 1),
+        ledger=Ledger(cursor=2 * (version + 1)),
         retain_versions=((1, 0),),
         substages={"bulk_decode": (1.5, 0.5)},
         rollout_s=1.0,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jigsawrl.contract.message import Count, Message, Ref, Role, Worker
+from jigsawrl.contract.message import Count, Ledger, Message, Ref, Role, Worker
 
 
 class Command(Message, frozen=True, kw_only=True):
@@ -166,8 +166,8 @@ class BatchCut(Command, frozen=True, kw_only=True):
     gang_epoch: Count
     version: Count
     groups: tuple[TrainedGroup, ...]
-    cursor: Count
-    """First training prompt that no group before or in this cut used; saved in checkpoints."""
+    ledger: Ledger
+    """As it stands after this step; saved in checkpoints."""
     retain_versions: tuple[tuple[Count, Count], ...]
     """(incarnation, version) that must stay on the weight channel; the trainer purges all others but
     its newest two."""

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import msgspec
 
-from jigsawrl.contract.message import Count, FinishReason, Message, Ref, Role, SubStageKind, Worker
+from jigsawrl.contract.message import (
+    Count,
+    FinishReason,
+    Ledger,
+    Message,
+    Ref,
+    Role,
+    SubStageKind,
+    Worker,
+)
 from jigsawrl.contract.spec import Device, PipelineSpec
 
 
@@ -107,8 +116,8 @@ class WorkerReady(Event, frozen=True, kw_only=True):
     role: Role
     version: Count | None = None
     """0 after a fresh start."""
-    cursor: Count | None = None
-    """First training prompt that no group up to `version` used."""
+    ledger: Ledger | None = None
+    """Of that version."""
     gang_epoch: Count | None = None
 
 

@@ -89,6 +89,23 @@ class Ref(msgspec.Struct, frozen=True):
             raise ValueError(f"a stream sequence is 1 or more, not {self.sequence}")
 
 
+Ranges = tuple[tuple[Count, Count], ...]
+"""A set of numbers as sorted, disjoint, half-open ranges."""
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a pipeline stands in its data at a version: kept in its checkpoint, opaque to trainers."""
+
+    cursor: Count = 0
+    """First training prompt that no group up to this version used."""
+    num_admitted: Count = 0
+    groups: dict[str, Ranges] = {}
+    """Fate (trained, filtered, stale, discarded, failed) -> numbers of the groups that met it; who is
+    in none was in flight."""
+    sequences: dict[str, Ranges] = {}
+    """The same for sequences: number of the group x group size + index."""
+
+
 class Array(msgspec.Struct, frozen=True):
     """An array as raw little-endian bytes with stated dtype and shape."""
 

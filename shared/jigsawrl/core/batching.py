@@ -16,6 +16,7 @@ from jigsawrl.contract.message import Ref
 from jigsawrl.core import ids
 from jigsawrl.core.admission import drop_stale
 from jigsawrl.core.filtering import trains_smaller
+from jigsawrl.core.ledger import ledger_after
 from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.state import Cut, Group, Pipeline, State, Tenant
 from jigsawrl.core.workers import current
@@ -54,7 +55,7 @@ def cut(pipeline: Pipeline, now_s: float) -> None:
         Cut(
             version=pipeline.version,
             groups=first,
-            cursor=_first_unused_prompt(pipeline),
+            ledger=ledger_after(pipeline, first, cursor=_first_unused_prompt(pipeline)),
             substages={
                 kind: (seconds, weighted / seconds if seconds else 0.0)
                 for kind, (seconds, weighted) in sorted(pipeline.substages.items())
@@ -96,7 +97,7 @@ def _command(pipeline: Pipeline, batch: Cut, rank: Tenant, outbox: Outbox) -> Ba
         gang_epoch=pipeline.gang_epoch,
         version=batch.version,
         groups=tuple(_trained(pipeline, group) for group in batch.groups),
-        cursor=batch.cursor,
+        ledger=batch.ledger,
         retain_versions=pipeline.retained,
         substages=batch.substages,
         rollout_s=batch.rollout_s,

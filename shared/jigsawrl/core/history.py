@@ -12,20 +12,26 @@ import math
 
 from jigsawrl.contract.commands import PublishWeights
 from jigsawrl.contract.events import CheckpointCommitted, VersionPublished
+from jigsawrl.contract.message import Ledger
 from jigsawrl.core import evaluation, pipelines
 from jigsawrl.core.groups import end, revive
+from jigsawrl.core.ledger import begin_after
 from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.state import Cut, Group, Pipeline, Published, State
 from jigsawrl.core.workers import current
 
 
-def trainer_ready(state: State, pipeline: Pipeline, version: int, cursor: int) -> None:
+def trainer_ready(state: State, pipeline: Pipeline, version: int, ledger: Ledger) -> None:
     """A gang restored `version`; roll back where that is older than what is published. Where this
-    history begins with it, prompts go on at its `cursor`."""
+    history begins with it, prompts and ids go on behind its `ledger`."""
     newest, batch = pipeline.version, pipeline.open_cut
     if newest is None:
+        try:
+            begin_after(pipeline, ledger)
+        except ValueError as error:
+            pipelines.fail(state, pipeline, f"the trainer restored version {version}: {error}")
+            return
         pipeline.base_version = version
-        pipeline.next_cursor = cursor
     elif version < newest:
         if all(kept.version != version for kept in pipeline.cuts):
             reason = f"the trainer restored version {version}, whose batch is no longer kept"

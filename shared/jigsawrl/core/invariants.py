@@ -48,7 +48,7 @@ def _check_cuts(pipeline: Pipeline) -> None:
             assert all(oldest <= (s.min_version or 0) <= cut.version for s in kept)
     if pipeline.version is not None:
         steps = pipeline.version - pipeline.base_version
-        trained = len(pipeline.group_fates["trained"])
+        trained = len(pipeline.group_fates["trained"]) - pipeline.num_trained_before
         whole = steps * pipeline.spec.groups_per_batch
         smaller = _may_be_smaller(pipeline) and steps <= trained < whole
         assert trained == whole or smaller, f"{pipeline.name}: {trained}"

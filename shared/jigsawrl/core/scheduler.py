@@ -16,6 +16,7 @@ import msgspec
 from jigsawrl.contract import events
 from jigsawrl.contract.commands import Command
 from jigsawrl.contract.events import Event
+from jigsawrl.contract.message import Ledger
 from jigsawrl.core import (
     admission,
     batching,
@@ -157,7 +158,8 @@ class Scheduler:
         if not workers.ready(self.state, pipeline, event):
             return
         if pipeline.tenants[event.worker.id].role == "trainer" and pipeline.gang_ready:
-            history.trainer_ready(self.state, pipeline, event.version or 0, event.cursor or 0)
+            ledger = event.ledger or Ledger()
+            history.trainer_ready(self.state, pipeline, event.version or 0, ledger)
 
     def _worker_refused(self, pipeline: Pipeline, event: events.WorkerRefused) -> None:
         if workers.current(pipeline, event.worker) is None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from jigsawrl.contract.message import Ref, Role, Worker
+from jigsawrl.contract.message import Ledger, Ref, Role, Worker
 from jigsawrl.contract.requests import EvaluationResult
 from jigsawrl.contract.spec import Device, PipelineSpec
 from jigsawrl.core.clock import StreamClock
@@ -90,7 +90,8 @@ class Cut(msgspec.Struct):
 
     version: int
     groups: list[Group]
-    cursor: int
+    ledger: Ledger
+    """As it stands once it is trained."""
     substages: dict[str, tuple[float, float]]
     rollout_s: float
     sent_gang: int | None = None
@@ -197,6 +198,8 @@ class Pipeline(msgspec.Struct):
 
     # Groups
     num_admitted: int = 0
+    num_trained_before: int = 0
+    """Groups trained up to `base_version`."""
     next_cursor: int = 0
     returned_cursors: list[int] = []
     groups: dict[int, Group] = {}

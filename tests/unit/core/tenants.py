@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
-from jigsawrl.contract.message import Worker
+from jigsawrl.contract.message import Ledger, Worker
 
 if TYPE_CHECKING:
     from tests.unit.core.world import World
@@ -92,10 +92,13 @@ class Tenants:
             **self._head(process, "ready"),
             role=process.order.role,
             version=version,
-            cursor=None if version is None else 3 * version,
+            ledger=None if version is None else self._ledger(process, version),
             gang_epoch=gang_epoch,
         )
         self._world.say(process, ready)
+
+    def _ledger(self, process: Process, version: int) -> Ledger:
+        return self._world.ledgers.get((process.order.pipeline, version), Ledger())
 
     def _on_makegroups(self, process: Process, command: c.MakeGroups) -> None:
         made, failed = [], []
@@ -238,6 +241,7 @@ class Tenants:
         for rank in self._gang(process):
             rank.version += 1
         pipeline = process.order.pipeline
+        self._world.ledgers[pipeline, process.version] = command.ledger
         due = process.version % self._world.checkpoint_every == 0
         if due and not self._world.chance(0.3):
             self._world.checkpoints[pipeline] = process.version

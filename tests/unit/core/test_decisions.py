@@ -98,7 +98,7 @@ def test_in_sync_exactly_a_batch_is_admitted_per_version_and_groups_stay_whole(
             owners.setdefault(group, set()).add(place.worker.id)
     assert all(len(workers) == 1 for workers in owners.values())
     assert set.union(*owners.values()) == {"p.rollout0", "p.rollout1"}
-    cursors = [cut.cursor for cut in issued(world, c.BatchCut)]
+    cursors = [cut.ledger.cursor for cut in issued(world, c.BatchCut)]
     assert cursors == [3, 6, 9]
 
 

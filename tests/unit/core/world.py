@@ -10,7 +10,7 @@ import msgspec
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
-from jigsawrl.contract.message import Ref, Worker
+from jigsawrl.contract.message import Ledger, Ref, Worker
 from jigsawrl.contract.spec import Device, EvaluationSpec, PipelineSpec
 from jigsawrl.core import invariants
 from jigsawrl.core.policies.serial import Serial
@@ -82,6 +82,8 @@ class World:
         self.cuts: list[c.BatchCut] = []
         self.processes: dict[str, Process] = {}
         self.checkpoints: dict[str, int] = {}
+        self.ledgers: dict[tuple[str, int], Ledger] = {}
+        """By (pipeline, version): what a checkpoint of that version holds."""
         self.channels: dict[str, dict[Ref, tuple[int, int]]] = {}
         """Per pipeline what lies on its weight channel: manifest -> (incarnation, version)."""
         self.checkpoint_every = 2

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from jigsawrl.contract.message import Ledger
 from jigsawrl.models.tokenizer import build_tokenizer
 from services.trainer import checkpoint
 from services.trainer.batch import Sample
@@ -23,7 +24,7 @@ def files_of(run: Path, version: int, gang_epoch: int = 1) -> Path:
             pipeline="p",
             version=version,
             gang_epoch=gang_epoch,
-            cursor=7,
+            ledger=Ledger(cursor=7),
             dtype="float32",
             model_config='{"model_type": "qwen3"}',
         ),
@@ -42,7 +43,7 @@ def test_what_was_saved_is_read_back(tmp_path: Path) -> None:
     commit(tmp_path, 3)
     saved = checkpoint.latest(tmp_path)
     assert saved is not None
-    assert (saved.state.version, saved.state.cursor) == (3, 7)
+    assert (saved.state.version, saved.state.ledger.cursor) == (3, 7)
     assert torch.equal(saved.tensors["model"]["w"], WEIGHTS + 3)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from jigsawrl.config import PipelineConfig, TrainerConfig
 from jigsawrl.config_algorithm import CriticConfig, GRPOConfig, PPOClipConfig, PPOConfig
+from jigsawrl.contract.message import Ledger
 from services.trainer import checkpoint
 from services.trainer.batch import Sample, pack
 from services.trainer.critic import Critic, CriticStep, build_critic
@@ -228,9 +229,9 @@ def test_the_step_after_a_restore_is_equal_bit_by_bit(
     with_critic: PipelineConfig, samples: list[Sample], tmp_path: Path
 ) -> None:
     with started(with_critic, tmp_path) as learner:
-        first = learner.train(samples, version=0, cursor=5)
+        first = learner.train(samples, version=0, ledger=Ledger(cursor=5))
         path = learner.commit_checkpoint()
-        expected_metrics = learner.train(samples, version=1, cursor=10)
+        expected_metrics = learner.train(samples, version=1, ledger=Ledger(cursor=10))
         expected = weights(learner)
         assert not any("head." in name and "lm_head" not in name for name in expected)
         state = checkpoint.read(learner.commit_checkpoint())
@@ -241,7 +242,7 @@ def test_the_step_after_a_restore_is_equal_bit_by_bit(
             (folder / checkpoint.MARKER).unlink()
     with started(with_critic, tmp_path, gang_epoch=2) as learner:
         assert learner.version == 1
-        assert learner.train(samples, version=1, cursor=10) == expected_metrics
+        assert learner.train(samples, version=1, ledger=Ledger(cursor=10)) == expected_metrics
         assert_equal(weights(learner), expected)
         again = checkpoint.read(learner.commit_checkpoint())
     for part in ("critic", "critic_optimizer"):
@@ -258,7 +259,7 @@ def test_the_critic_starts_from_the_policy_with_values_of_zero(
     with started(still, tmp_path) as learner:
         policy = weights(learner)
         saved = checkpoint.read(learner.commit_checkpoint()).tensors["critic"]
-        metrics = learner.train(samples, version=0, cursor=0)
+        metrics = learner.train(samples, version=0, ledger=Ledger(cursor=0))
     assert metrics["value_mean"] == 0.0
     assert metrics["value_grad_norm"] > 0
     backbone = {n: t for n, t in saved.items() if n.startswith("model.")}
@@ -271,7 +272,7 @@ def test_in_bfloat16_the_critic_is_trained_in_float32(
 ) -> None:
     half = TrainerConfig(num_steps=4, dtype="bfloat16")
     with started(msgspec.structs.replace(with_critic, trainer=half), tmp_path) as learner:
-        metrics = learner.train(samples, version=0, cursor=0)
+        metrics = learner.train(samples, version=0, ledger=Ledger(cursor=0))
         saved = checkpoint.read(learner.commit_checkpoint()).tensors["critic"]
     assert metrics["value_grad_norm"] > 0
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32}

@@ -20,6 +20,7 @@ from jigsawrl.config import (
     TrainerConfig,
 )
 from jigsawrl.config_algorithm import GRPOConfig, KLConfig, PPOClipConfig
+from jigsawrl.contract.message import Ledger
 from jigsawrl.models.loading import export_checkpoint, model_from_config
 from jigsawrl.models.weights import unpack
 from services.trainer import checkpoint
@@ -73,14 +74,14 @@ def test_the_step_after_a_restore_is_equal_bit_by_bit(
     with started(with_kl, tmp_path) as learner:
         assert learner.version == 0
         start = weights(learner)
-        first = learner.train(samples, version=0, cursor=5)
+        first = learner.train(samples, version=0, ledger=Ledger(cursor=5))
         assert first["kl"] == pytest.approx(0.0, abs=1e-7)  # the reference is version 0
         learner.commit_checkpoint()
-        expected_metrics = learner.train(samples, version=1, cursor=10)
+        expected_metrics = learner.train(samples, version=1, ledger=Ledger(cursor=10))
         expected = weights(learner)
     with started(with_kl, tmp_path, gang_epoch=2) as learner:
-        assert (learner.version, learner.cursor) == (1, 5)
-        assert learner.train(samples, version=1, cursor=10) == expected_metrics
+        assert (learner.version, learner.ledger.cursor) == (1, 5)
+        assert learner.train(samples, version=1, ledger=Ledger(cursor=10)) == expected_metrics
         assert expected_metrics["kl"] > 0
         assert_equal(weights(learner), expected)
     assert any(not torch.equal(start[name], expected[name]) for name in start)
@@ -92,7 +93,7 @@ def test_learning_rate_zero_changes_nothing(
     still = TrainerConfig(num_steps=4, optimizer=OptimizerConfig(learning_rate=0.0))
     with started(msgspec.structs.replace(config, trainer=still), tmp_path) as learner:
         before = weights(learner)
-        learner.train(samples, version=0, cursor=0)
+        learner.train(samples, version=0, ledger=Ledger(cursor=0))
         assert_equal(weights(learner), before)
 
 
@@ -103,7 +104,7 @@ def test_each_phase_leaves_a_span(
     trainer = TrainerConfig(num_steps=4, num_minibatches=2)
     config = msgspec.structs.replace(with_kl, trainer=trainer)
     with started(config, tmp_path, spans=spans) as learner:
-        learner.train(samples, version=0, cursor=0)
+        learner.train(samples, version=0, ledger=Ledger(cursor=0))
         learner.commit_checkpoint()
     kinds = [span.kind for span in spans.drain()]
     assert set(kinds) == {
@@ -124,7 +125,7 @@ def test_checkpoints_are_due_at_the_start_every_so_often_and_at_the_end(
     with started(msgspec.structs.replace(config, trainer=trainer), tmp_path) as learner:
         due.append(learner.checkpoint_is_due())
         for version in range(3):
-            learner.train(samples, version=version, cursor=0)
+            learner.train(samples, version=version, ledger=Ledger(cursor=0))
             due.append(learner.checkpoint_is_due())
     assert due == [True, False, True, True]
 
@@ -134,7 +135,7 @@ def test_bfloat16_publishes_bfloat16_and_keeps_float32(
 ) -> None:
     half = TrainerConfig(num_steps=4, dtype="bfloat16")
     with started(msgspec.structs.replace(config, trainer=half), tmp_path) as learner:
-        metrics = learner.train(samples, version=0, cursor=0)
+        metrics = learner.train(samples, version=0, ledger=Ledger(cursor=0))
         assert metrics["grad_norm"] > 0
         assert {tensor.dtype for tensor in weights(learner).values()} == {torch.bfloat16}
         saved = checkpoint.read(learner.commit_checkpoint())
@@ -146,7 +147,7 @@ def test_an_export_holds_the_published_weights(
 ) -> None:
     with started(config, tmp_path) as learner:
         learner.commit_checkpoint()
-        learner.train(samples, version=0, cursor=0)
+        learner.train(samples, version=0, ledger=Ledger(cursor=0))
         learner.commit_checkpoint()
         expected = weights(learner)
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -172,7 +173,7 @@ def test_a_local_checkpoint_with_tied_embeddings_is_trained_and_exported(
     path = PathModelConfig(path=str(tmp_path / "base"))
     with started(msgspec.structs.replace(config, model=path), tmp_path / "run") as learner:
         assert_equal(weights(learner), full_state(tied))
-        learner.train(samples, version=0, cursor=0)
+        learner.train(samples, version=0, ledger=Ledger(cursor=0))
         learner.commit_checkpoint()
         expected = weights(learner)
     assert "lm_head.weight" not in expected
