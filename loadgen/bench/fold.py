@@ -16,7 +16,6 @@ from jigsawrl.contract import commands, events
 from jigsawrl.contract.events import Event
 from jigsawrl.contract.message import Ref, Role, Worker
 from jigsawrl.contract.spec import Device, PipelineSpec
-from jigsawrl.core.policies.serial import Serial
 from jigsawrl.core.scheduler import Scheduler
 
 NODE = Worker(id="node", boot="n")
@@ -29,7 +28,7 @@ class Bench:
     """One pipeline, answered at once."""
 
     def __init__(self, *, num_steps: int, groups_per_batch: int, group_size: int) -> None:
-        self._scheduler = Scheduler(policy=Serial())
+        self._scheduler = Scheduler()
         self._sequence = 0
         self._data = 0
         self._pending: list[Event] = []

@@ -1,4 +1,4 @@
-"""``python -m services.node --url URL --state-dir DIR --run-folder DIR``."""
+"""``python -m services.node --url URL --state-dir DIR --runs-folder DIR``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m services.node")
     parser.add_argument("--url", required=True, help="NATS server, nats://127.0.0.1:4222")
     parser.add_argument("--state-dir", required=True, type=Path, help="logs and the process list")
-    parser.add_argument("--run-folder", required=True, type=Path, help="where trainers write")
+    parser.add_argument(
+        "--runs-folder", required=True, type=Path, help="trainers write into DIR/<pipeline>"
+    )
     parser.add_argument("--node", default="node0", help="this node's name")
     parser.add_argument("--devices", help="choice of devices, for example cpu:0,cpu:1")
     parser.add_argument("--prefix", default="jig", help="first token of all subjects")
@@ -52,7 +54,7 @@ def main() -> int:
             devices,
             url=arguments.url,
             state_folder=arguments.state_dir,
-            run_folder=arguments.run_folder,
+            runs_folder=arguments.runs_folder,
         )
         try:
             await until_told_to_stop(node.live(), deadline_s=STOP_DEADLINE_S)

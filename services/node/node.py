@@ -41,13 +41,13 @@ class Node:
         *,
         url: str,
         state_folder: Path,
-        run_folder: Path,
+        runs_folder: Path,
     ) -> None:
         self._bus = bus
         self._identity = identity
         self._devices = {device.id: device for device in devices}
         self._url = url
-        self._run_folder = run_folder
+        self._runs_folder = runs_folder
         self._logs = state_folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._leftovers = Leftovers(state_folder / "processes.json")
@@ -147,7 +147,7 @@ class Node:
         if program == "rollout":
             argv += ["--role", command.role]
         if command.role == "trainer":
-            argv += ["--run-folder", str(self._run_folder)]
+            argv += ["--run-folder", str(self._runs_folder / command.pipeline)]
         environment = {"OMP_NUM_THREADS": "1"}
         device = None if command.device is None else self._devices[command.device]
         if device is not None:

@@ -14,6 +14,7 @@ import structlog
 
 from jigsawrl.bus.base import Bus
 from jigsawrl.bus.client import connect
+from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
 from jigsawrl.observe import configure_logging
 from services.scheduler.leader import DeposedError, Leader
 from services.stopping import run_program, until_told_to_stop
@@ -34,6 +35,7 @@ def main() -> None:
     arguments.add_argument("--url", required=True, help="NATS server, nats://127.0.0.1:4222")
     arguments.add_argument("--state-dir", required=True, type=Path, help="for segment files")
     arguments.add_argument("--prefix", default="jig", help="first token of all subjects")
+    arguments.add_argument("--policy", default=DEFAULT_POLICY, choices=sorted(POLICIES))
     options = arguments.parse_args()
     configure_logging(service="scheduler")
     sys.exit(run_program(_main(options)))
@@ -43,28 +45,27 @@ async def _main(options: argparse.Namespace) -> int:
     holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     bus = await connect(options.url, name=f"scheduler {holder}", prefix=options.prefix)
     try:
-        await until_told_to_stop(_live(bus, holder, options.state_dir))
+        await until_told_to_stop(_live(bus, holder, options))
     finally:
         await bus.close()
     return 0
 
 
-async def _live(bus: Bus, holder: str, folder: Path) -> None:
+async def _live(bus: Bus, holder: str, options: argparse.Namespace) -> None:
     await bus.create_streams(bus.subjects.cluster_streams())
     while True:
         revision = await bus.acquire_lease(LEASE, holder)
         if revision is None:
             await asyncio.sleep(STANDBY_S)
             continue
-        await _lead(bus, holder, folder, revision)
+        leader = Leader(bus, holder=holder, folder=options.state_dir, policy=options.policy)
+        await _lead(bus, leader, _Lease(bus, holder, revision))
         log.warning("was deposed and stands by")
         await asyncio.sleep(STANDBY_S)
 
 
-async def _lead(bus: Bus, holder: str, folder: Path, revision: int) -> None:
+async def _lead(bus: Bus, leader: Leader, lease: _Lease) -> None:
     """Until the lease is lost or another's election is read; told to stop, it hands over first."""
-    lease = _Lease(bus, holder, revision)
-    leader = Leader(bus, holder=holder, folder=folder)
     leading = asyncio.ensure_future(leader.lead())
     renewing = asyncio.ensure_future(lease.keep())
     try:

@@ -23,7 +23,7 @@ from jigsawrl.contract.commands import Command
 from jigsawrl.contract.events import CheckpointCommitted, LeaderElected, Tick
 from jigsawrl.contract.message import message_id
 from jigsawrl.core.history import data_needed_from
-from jigsawrl.core.policies.serial import Serial
+from jigsawrl.core.policies import DEFAULT_POLICY
 from jigsawrl.core.scheduler import Scheduler
 from services.scheduler.outgoing import Outgoing
 from services.scheduler.requests import Requests
@@ -54,11 +54,18 @@ class Leader:
     """Leads from construction of the scheduler until deposed or cancelled."""
 
     def __init__(
-        self, bus: Bus, *, holder: str, folder: Path, snapshot_events: int = SNAPSHOT_EVENTS
+        self,
+        bus: Bus,
+        *,
+        holder: str,
+        folder: Path,
+        policy: str = DEFAULT_POLICY,
+        snapshot_events: int = SNAPSHOT_EVENTS,
     ) -> None:
         self._bus = bus
         self._snapshot_events = snapshot_events
         self._holder = holder
+        self._policy = policy
         self._term = f"{holder}-{uuid.uuid4().hex[:8]}"
         """Part of the ids of what it publishes: a process may lead twice within the time in which the
         server takes a repeated id for a repeated message."""
@@ -101,9 +108,9 @@ class Leader:
     async def _restore(self) -> Scheduler:
         snapshot = newest(await self._bus.load_snapshots(), code_version=__version__)
         if snapshot is None:
-            return Scheduler(policy=Serial())
+            return Scheduler()
         self._snapshot_sequence = snapshot.sequence
-        return Scheduler.restore(snapshot.state, policy=Serial())
+        return Scheduler.restore(snapshot.state)
 
     async def _run(self, scheduler: Scheduler, group: asyncio.TaskGroup) -> None:
         outgoing = Outgoing(self._bus, group)
@@ -113,6 +120,7 @@ class Leader:
                 id=message_id(LeaderElected.tag(), self._term),
                 leader=self._holder,
                 code_version=__version__,
+                policy=self._policy,
             )
         )
         if epoch <= folded:

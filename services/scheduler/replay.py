@@ -15,7 +15,6 @@ import msgspec
 
 from jigsawrl.contract.codec import EVENTS, UndecodableError
 from jigsawrl.contract.commands import Command
-from jigsawrl.core.policies.serial import Serial
 from jigsawrl.core.scheduler import Scheduler
 from services.scheduler.segments import read_segments
 from services.scheduler.snapshots import read_snapshot
@@ -24,10 +23,10 @@ from services.scheduler.snapshots import read_snapshot
 def replay(folder: Path, *, after: int = 0) -> Iterator[Command]:
     """Every command that the messages after `after` led to, in order; `after` is 0 or the sequence
     of a snapshot. Raises ValueError where the folder lacks one of them."""
-    scheduler = Scheduler(policy=Serial())
+    scheduler = Scheduler()
     if after:
         snapshot = read_snapshot(folder / "snapshots", after)
-        scheduler = Scheduler.restore(snapshot.state, policy=Serial())
+        scheduler = Scheduler.restore(snapshot.state)
     events = folder / "events"
     expected = after + 1
     for entry in read_segments(events):

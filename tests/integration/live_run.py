@@ -78,6 +78,8 @@ class LiveRun:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "pipeline.toml"
         self.run_folder = folder / "runs" / "run"
+        self.folder = self.run_folder / "tiny"
+        """Of the pipeline, where it is called so."""
         self._out, self._err = folder / "stdout", folder / "stderr"
         command = [sys.executable, "-m", "jigsawrl.cli.main", "run"]
         if resume:
@@ -139,7 +141,7 @@ class LiveRun:
 
     def num_steps_done(self) -> int:
         """Lines of metrics so far."""
-        path = self.run_folder / "metrics.jsonl"
+        path = self.folder / "metrics.jsonl"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def services(self) -> dict[str, psutil.Process]:

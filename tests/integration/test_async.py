@@ -60,7 +60,7 @@ async def test_no_trained_sample_is_older_than_the_bound_and_none_is_thrown_away
         assert await asyncio.to_thread(live.wait) == 0, live.story()
         await client.close()
         groups = live.tiny()["groups"]
-        samples = trained(live.run_folder / "trajectories")
+        samples = trained(live.folder / "trajectories")
     assert conserved(groups)
     assert groups["trained"] == groups["admitted"], "admission alone keeps the bound"
     ages, num_mixed, lengths = Counter[int](), 0, Counter[int]()

@@ -39,7 +39,7 @@ def fingerprint(live: LiveRun, *, num_steps: int = NUM_STEPS) -> dict[str, Any]:
     """All that a run computed: tokens, log-probs, versions and rewards in the order of training,
     losses, and the last weights. Ids of groups are left out: a rollback gives prompts new ones."""
     assert live.wait() == 0, live.story()
-    folder = live.run_folder
+    folder = live.folder
     samples = {}
     for version in range(1, num_steps + 1):
         rows = [json.loads(r) for r in lines_of(folder / f"trajectories/v{version}.jsonl")]

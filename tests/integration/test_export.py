@@ -37,7 +37,7 @@ def exported(finished: FinishedRun, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def config(finished: FinishedRun) -> PipelineConfig:
     """As the run saved it."""
-    payload = (finished.live.run_folder / "config.json").read_bytes()
+    payload = (finished.live.folder / "config.json").read_bytes()
     return msgspec.json.decode(payload, type=PipelineConfig)
 
 

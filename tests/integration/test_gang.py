@@ -40,7 +40,7 @@ def test_a_run_on_two_ranks_ends_well_and_survives_the_death_of_either(
             # The other ends too, within seconds, whatever it was at.
             live.until(lambda: not any(p.is_running() for p in first.values()), timeout_s=10)
         assert_ended_well(live, 6)
-        folders = {path.name for path in (live.run_folder / "checkpoints").iterdir()}
+        folders = {path.name for path in (live.folder / "checkpoints").iterdir()}
         epoch = 1 if victim is None else 2
         assert f"v6-e{epoch}" in folders
 
@@ -51,7 +51,7 @@ def test_a_run_on_two_ranks_that_is_stopped_leaves_a_checkpoint_and_resumes(tmp_
         live.until(lambda: live.num_steps_done() >= 3)
         live.process.send_signal(signal.SIGTERM)
         assert live.wait() == 128 + signal.SIGTERM
-        found = (live.run_folder / "checkpoints").glob("v*-e1/COMMITTED")
+        found = (live.folder / "checkpoints").glob("v*-e1/COMMITTED")
         versions = [int(path.parent.name[1:].split("-")[0]) for path in found]
         logs = [path.read_text() for path in live.run_folder.glob("node/logs/tiny.trainer*.log")]
     with LiveRun(tmp_path, resume=True) as live:

@@ -18,7 +18,7 @@ from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.cli.config_file import load_config
 from jigsawrl.cli.pipeline_client import PipelineClient
 from jigsawrl.cli.plain_view import PlainView
-from jigsawrl.contract.requests import PipelineStatus, Status
+from jigsawrl.contract.requests import Status
 from tests.integration.live_run import NUM_HELD_OUT, NUM_STEPS, PIPELINE, LiveRun
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,7 @@ async def test_rollout_and_evaluation_work_where_the_run_folder_is_hidden(
     async with AsyncExitStack() as last, programs(own_server.url, logs) as start:
         last.push_async_callback(bus.close)
         await start("services.scheduler", "--state-dir", str(tmp_path / "scheduler"))
-        client = PipelineClient(bus, config, PlainView(lambda line: None), run_id="run")
+        client = PipelineClient(bus, [config], PlainView(lambda line: None), run_id="run")
         running = asyncio.create_task(client.run())
         # No node yet, so the pipeline waits; whoever joins now stands in for a tenant of its role.
         await until(client, lambda status: bool(status.pipelines))
@@ -98,10 +98,10 @@ async def test_rollout_and_evaluation_work_where_the_run_folder_is_hidden(
             arguments = ["--pipeline", "tiny", "--worker", f"tiny.{role}9", "--role", role]
             await start("services.rollout", *arguments, hidden=run_folder)
         await until(client, lambda status: len(status.pipelines[0].workers) == 2)
-        state = ["--state-dir", str(tmp_path / "node"), "--run-folder", str(run_folder)]
+        state = ["--state-dir", str(tmp_path / "node"), "--runs-folder", str(run_folder)]
         await start("services.node", *state)
         async with asyncio.timeout(120):
-            pipeline: PipelineStatus = await running
+            [pipeline] = await running
         assert pipeline.state == "finished", pipeline.failure
         assert pipeline.version == NUM_STEPS
         evaluated = [one.version for one in pipeline.evaluations]

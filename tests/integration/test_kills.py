@@ -58,7 +58,7 @@ def kill_all_in_turn(live: LiveRun, random: Random) -> list[str]:
 
 def assert_trained_once(live: LiveRun) -> None:
     """Each group stands in exactly one batch of the history that survived."""
-    folder = live.run_folder / "trajectories"
+    folder = live.folder / "trajectories"
     groups: Counter[str] = Counter()
     for version in range(1, NUM_STEPS + 1):
         rows = (folder / f"v{version}.jsonl").read_text().splitlines()
@@ -74,7 +74,7 @@ def assert_ended_well(live: LiveRun, story: object) -> None:
     assert conserved(tiny["groups"])
     assert conserved(tiny["sequences"])
     assert live.summary()["dead_letters"] == 0
-    lines = (live.run_folder / "metrics.jsonl").read_text().splitlines()
+    lines = (live.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["version"] for line in lines] == list(range(1, NUM_STEPS + 1))
     assert_trained_once(live)
 

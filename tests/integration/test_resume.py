@@ -23,7 +23,7 @@ def assert_whole(live: LiveRun) -> None:
     assert conserved(tiny["groups"])
     assert conserved(tiny["sequences"])
     assert tiny["eval_before"] is not None
-    lines = (live.run_folder / "metrics.jsonl").read_text().splitlines()
+    lines = (live.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["version"] for line in lines] == list(range(1, NUM_STEPS + 1))
 
 

@@ -31,10 +31,11 @@ def test_a_run_ends_with_its_summary_as_the_last_line(finished: FinishedRun) -> 
 def test_a_run_leaves_its_config_metrics_trajectories_checkpoints_and_logs(
     finished: FinishedRun,
 ) -> None:
-    folder = finished.live.run_folder
+    folder = finished.live.folder
     config = json.loads((folder / "config.json").read_text())
     assert config["trainer"]["num_steps"] == NUM_STEPS
-    assert json.loads((folder / "summary.json").read_text()) == finished.live.summary()
+    summary = json.loads((finished.live.run_folder / "summary.json").read_text())
+    assert summary == finished.live.summary()
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == NUM_STEPS
     trajectories = sorted((folder / "trajectories").glob("v*.jsonl"))
@@ -43,12 +44,12 @@ def test_a_run_leaves_its_config_metrics_trajectories_checkpoints_and_logs(
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         assert len(rows) == GROUPS_PER_BATCH * GROUP_SIZE
     assert list((folder / "checkpoints").glob(f"v{NUM_STEPS}-*"))
-    logs = {path.name for path in (folder / "node" / "logs").glob("*.log")}
+    logs = {path.name for path in (finished.live.run_folder / "node" / "logs").glob("*.log")}
     assert {"tiny.trainer0.log", "tiny.rollout0.log", "tiny.evaluation0.log"} <= logs
 
 
 def test_engine_and_trainer_agree_on_the_log_probs_of_fresh_data(finished: FinishedRun) -> None:
-    lines = (finished.live.run_folder / "metrics.jsonl").read_text().splitlines()
+    lines = (finished.live.folder / "metrics.jsonl").read_text().splitlines()
     gaps = [json.loads(line)["logprob_gap_max"] for line in lines]
     assert 0 < max(gaps) < 1e-4
 

@@ -69,14 +69,17 @@ def has_cuda_device() -> bool:
 class EmbeddedSystem:
     """The three processes of one run, complete when built."""
 
-    def __init__(self, run_folder: Path, server: Server) -> None:
+    def __init__(self, run_folder: Path, server: Server, *, policy: str) -> None:
         logs = run_folder / "logs"
         scheduler_folder, node_folder = str(run_folder / "scheduler"), str(run_folder / "node")
         self.url = server.url
         self.scheduler = Program(
             "scheduler",
             module="services.scheduler",
-            arguments=("--url", server.url, "--state-dir", scheduler_folder),
+            arguments=(
+                *("--url", server.url, "--state-dir", scheduler_folder),
+                *("--policy", policy),
+            ),
             log_path=logs / "scheduler.log",
         )
         self.node = Program(
@@ -84,7 +87,7 @@ class EmbeddedSystem:
             module="services.node",
             arguments=(
                 *("--url", server.url, "--state-dir", node_folder),
-                *("--run-folder", str(run_folder)),
+                *("--runs-folder", str(run_folder)),
             ),
             log_path=logs / "node.log",
         )
@@ -104,7 +107,7 @@ class EmbeddedSystem:
 
 
 @contextlib.asynccontextmanager
-async def embedded_system(run_folder: Path) -> AsyncIterator[EmbeddedSystem]:
+async def embedded_system(run_folder: Path, *, policy: str) -> AsyncIterator[EmbeddedSystem]:
     """Start the system under `run_folder`; stop it at the end, whatever happened, within 5 s."""
     server = Server(run_folder / "nats")
     try:
@@ -112,7 +115,7 @@ async def embedded_system(run_folder: Path) -> AsyncIterator[EmbeddedSystem]:
     except StartError as error:
         raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
     try:
-        system = EmbeddedSystem(run_folder, server)
+        system = EmbeddedSystem(run_folder, server, policy=policy)
         try:
             await system.scheduler.start()
             await system.node.start()

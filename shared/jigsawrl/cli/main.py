@@ -38,8 +38,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="train a pipeline on this machine, everything embedded")
-    _add_pipeline(run, nargs="?")
+    run = commands.add_parser("run", help="train pipelines on this machine, everything embedded")
+    _add_pipeline(run, nargs="*")
+    run.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="who runs when and where; default: serial (docs/policies.md)",
+    )
     run.add_argument("--runs-folder", type=Path, metavar="DIR", help="default: runs")
     run.add_argument("--name", help="the run's folder; default: pipeline's name and the time")
     run.add_argument(
@@ -52,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
     export = commands.add_parser("export", help="write a run's model as a Hugging Face checkpoint")
     export.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    export.add_argument("--pipeline", metavar="NAME", help="default: the only one")
     export.add_argument("--to", type=Path, required=True, metavar="DIR", help="must not exist")
     export.add_argument("--version", type=int, help="default: the newest checkpoint")
 
@@ -79,30 +85,39 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_pipeline(parser: argparse.ArgumentParser, *, nargs: Literal["?"] | None = None) -> None:
+def _add_pipeline(parser: argparse.ArgumentParser, *, nargs: Literal["*"] | None = None) -> None:
     parser.add_argument("pipeline", type=Path, metavar="PIPELINE.toml", nargs=nargs)
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override one key, as in trainer.num_steps=3; may be repeated",
+        help="override one key of every pipeline, as in trainer.num_steps=3; may be repeated",
     )
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         return _resume(arguments)
-    if arguments.pipeline is None:
+    if not arguments.pipeline:
         raise CommandError("give a PIPELINE.toml, or --resume RUN", status=EXIT_BAD_INPUT)
     from jigsawrl.cli.config_file import load_config
 
-    config = load_config(arguments.pipeline, overrides=arguments.set)
+    configs = [load_config(path, overrides=arguments.set) for path in arguments.pipeline]
     require_programs("services")
     from jigsawrl.cli.run_command import run
+    from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
 
-    runs_folder = arguments.runs_folder or Path("runs")
-    return run(config, runs_folder=runs_folder, name=arguments.name)
+    policy = arguments.policy or DEFAULT_POLICY
+    if policy not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise CommandError(f"--policy {policy}: choose one of {known}", status=EXIT_BAD_INPUT)
+    return run(
+        configs,
+        policy=policy,
+        runs_folder=arguments.runs_folder or Path("runs"),
+        name=arguments.name,
+    )
 
 
 def _resume(arguments: argparse.Namespace) -> int:
@@ -110,6 +125,7 @@ def _resume(arguments: argparse.Namespace) -> int:
         "PIPELINE.toml": arguments.pipeline,
         "--set": arguments.set,
         "--name": arguments.name,
+        "--policy": arguments.policy,
         "--runs-folder": arguments.runs_folder,
     }
     for option, value in given.items():
@@ -135,13 +151,12 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     require_programs("services")
-    if not (arguments.run / "config.json").is_file():
-        raise CommandError(
-            f"{arguments.run} is no run folder: it holds no config.json", status=EXIT_BAD_INPUT
-        )
+    from jigsawrl.cli.run_folder import pipeline_folder
+
+    folder = pipeline_folder(arguments.run, arguments.pipeline)
     options = [] if arguments.version is None else ["--version", str(arguments.version)]
     return start_program(
-        "services.trainer.export", str(arguments.run), "--to", str(arguments.to), *options
+        "services.trainer.export", str(folder), "--to", str(arguments.to), *options
     )
 
 

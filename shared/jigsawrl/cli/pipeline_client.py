@@ -1,4 +1,4 @@
-"""Submits one pipeline to the scheduler and watches it to its end.
+"""Submits pipelines to the scheduler and watches them to their ends.
 
 Called by `run_command`. It asks and shows; every decision is the scheduler's, and a scheduler that is
 away for a while is waited for.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from jigsawrl.bus.base import Bus, BusError
@@ -50,69 +51,72 @@ class View(Protocol):
 
 
 class PipelineClient:
-    """One pipeline as its submitter sees it."""
+    """Some pipelines as their submitter sees them."""
 
-    def __init__(self, bus: Bus, config: PipelineConfig, view: View, *, run_id: str) -> None:
+    def __init__(
+        self, bus: Bus, configs: Sequence[PipelineConfig], view: View, *, run_id: str
+    ) -> None:
         self.status: Status | None = None
         """The last that was heard."""
         self._bus = bus
-        self._config = config
+        self._configs = {config.name: config for config in configs}
         self._view = view
         self._run_id = run_id
         self._numbers = itertools.count()
 
-    async def run(self) -> PipelineStatus:
-        """Submit, unless the run's store has the pipeline already, and watch; the state in which it
-        ended. Raises `CommandError` where refused."""
+    async def run(self) -> list[PipelineStatus]:
+        """Submit in order, unless the run's store has the pipeline already, and watch; the states in
+        which they ended. Raises `CommandError` where one is refused."""
         watching = asyncio.create_task(self._watch_activities())
         try:
             known = await self._ask(timeout_s=SUBMIT_TIMEOUT_S)
-            if known is None or known.state == "failed":
-                # One that failed starts again from its checkpoints, with nothing in flight.
-                await self._submit()
+            for name, config in self._configs.items():
+                if name not in known or known[name].state == "failed":
+                    # One that failed starts again from its checkpoints, with nothing in flight.
+                    await self._submit(config)
             return await self._watch()
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    async def _submit(self) -> None:
+    async def _submit(self, config: PipelineConfig) -> None:
         submit = Submit(
-            id=message_id(Submit.tag(), self._config.name, self._run_id),
-            config=encode_config(self._config),
+            id=message_id(Submit.tag(), config.name, self._run_id), config=encode_config(config)
         )
         answer: Submitted = await self._bus.request("scheduler", submit, timeout_s=SUBMIT_TIMEOUT_S)
-        if answer.error is not None and await self._ask() is None:
+        if answer.error is not None and config.name not in await self._ask():
             # Where the pipeline is there, the answer to an earlier try was lost.
             raise CommandError(answer.error, status=EXIT_BAD_INPUT)
 
-    async def _watch(self) -> PipelineStatus:
+    async def _watch(self) -> list[PipelineStatus]:
         silent = False
         while True:
             try:
-                pipeline = await self._ask()
+                known = await self._ask()
             except BusError as error:
                 if not silent:
                     self._view.on_notice(f"waiting for the scheduler: {error}")
                 silent = True
             else:
                 silent = False
-                if pipeline is None:
+                gone = next((name for name in self._configs if name not in known), None)
+                if gone is not None:
                     raise CommandError(
-                        f"the scheduler no longer knows pipeline {self._config.name}: its event"
-                        " stream was deleted, or is another one; checkpoints are kept, resume the run",
+                        f"the scheduler no longer knows pipeline {gone}: its event stream was"
+                        " deleted, or is another one; checkpoints are kept, resume the run",
                         status=EXIT_FAILED,
                     )
-                if pipeline.state in ("finished", "failed"):
-                    return pipeline
+                if all(p.state in ("finished", "failed") for p in known.values()):
+                    return [known[name] for name in self._configs]
             await asyncio.sleep(POLL_INTERVAL_S)
 
-    async def _ask(self, *, timeout_s: float = STATUS_TIMEOUT_S) -> PipelineStatus | None:
+    async def _ask(self, *, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, PipelineStatus]:
         query = StatusQuery(id=message_id(StatusQuery.tag(), self._run_id, next(self._numbers)))
         status: Status = await self._bus.request("scheduler", query, timeout_s=timeout_s)
         self.status = status
         self._view.on_status(status, now_s=time.monotonic())
-        return next((p for p in status.pipelines if p.pipeline == self._config.name), None)
+        return {p.pipeline: p for p in status.pipelines if p.pipeline in self._configs}
 
     async def _watch_activities(self) -> None:
-        async for activity in self._bus.watch_activities(self._config.name):
+        async for activity in self._bus.watch_activities(None):
             self._view.on_activity(activity, now_s=time.monotonic())

@@ -1,4 +1,4 @@
-"""`jigsaw run`: the embedded system, one pipeline submitted to it, and how it ended.
+"""`jigsaw run`: the embedded system, pipelines submitted to it, and how they ended.
 
 Called by `main`. The last line on standard output is the summary's JSON object.
 """
@@ -11,53 +11,54 @@ import os
 import signal
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import connect
-from jigsawrl.cli.config_file import to_json
 from jigsawrl.cli.embedded import embedded_system, has_cuda_device
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.pipeline_client import PipelineClient, View
 from jigsawrl.cli.plain_view import PlainView
-from jigsawrl.cli.run_folder import CONFIG_FILE, lock, make_run_folder, read_config
+from jigsawrl.cli.run_folder import lock, make_run_folder, read_run, write_run
 from jigsawrl.cli.summary import describe, succeeded, summarize, to_line
 from jigsawrl.cli.supervisor import GaveUpError
 from jigsawrl.config import PipelineConfig
-from jigsawrl.contract.requests import Status
+from jigsawrl.contract.requests import PipelineStatus, Status
 
 
-def run(config: PipelineConfig, *, runs_folder: Path, name: str | None) -> int:
-    """Run one pipeline to its end; the exit status."""
+def run(
+    configs: Sequence[PipelineConfig], *, policy: str, runs_folder: Path, name: str | None
+) -> int:
+    """Run pipelines to their ends; the exit status."""
+    names = [config.name for config in configs]
+    twice = next((one for one in names if names.count(one) > 1), None)
+    if twice is not None:
+        raise CommandError(
+            f"two pipelines are called {twice}: give one of them another name",
+            status=EXIT_BAD_INPUT,
+        )
     view = _build_view()
     try:
-        folder = make_run_folder(runs_folder, pipeline=config.name, name=name)
-        try:
-            (folder / CONFIG_FILE).write_text(to_json(config) + "\n")
-            (folder / "logs").mkdir()
-        except OSError as error:
-            raise CommandError(
-                f"can't write into {folder}: {error.strerror}; free some space or choose another"
-                " --runs-folder",
-                status=EXIT_BAD_INPUT,
-            ) from None
-        return _run_in(folder, config, view)
+        folder = make_run_folder(runs_folder, pipeline="+".join(names), name=name)
+        write_run(folder, configs, policy=policy)
+        return _run_in(folder, configs, view, policy=policy)
     finally:
         view.close()
 
 
 def resume(folder: Path) -> int:
     """Go on with a run from what its folder holds; the exit status."""
-    config = read_config(folder)
+    run, configs = read_run(folder)
     view = _build_view()
     try:
-        return _run_in(folder.resolve(), config, view)
+        return _run_in(folder.resolve(), configs, view, policy=run.policy)
     finally:
         view.close()
 
 
-def _run_in(folder: Path, config: PipelineConfig, view: View) -> int:
-    if config.device == "cuda" and not has_cuda_device():
+def _run_in(folder: Path, configs: Sequence[PipelineConfig], view: View, *, policy: str) -> int:
+    if any(config.device == "cuda" for config in configs) and not has_cuda_device():
         raise CommandError(
             'device "cuda": this machine has no CUDA device; set device to "cpu" or "auto"',
             status=EXIT_BAD_INPUT,
@@ -69,7 +70,7 @@ def _run_in(folder: Path, config: PipelineConfig, view: View) -> int:
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
         )
         view.on_notice(f"run folder: {folder}")
-        watched = WatchedRun(config, folder, view)
+        watched = WatchedRun(configs, folder, view, policy=policy)
         exit_status = asyncio.run(_until_signal(watched))
     finally:
         view.close()
@@ -114,14 +115,17 @@ async def _until_signal(watched: WatchedRun) -> int:
 
 
 class WatchedRun:
-    """One run of one pipeline, and how it ended."""
+    """One run, and how it ended."""
 
-    def __init__(self, config: PipelineConfig, folder: Path, view: View) -> None:
+    def __init__(
+        self, configs: Sequence[PipelineConfig], folder: Path, view: View, *, policy: str
+    ) -> None:
         self.folder = folder
         self.problem: str | None = None
         """Why it did not end well: one line."""
         self.log_tail: tuple[str, ...] = ()
-        self._config = config
+        self._configs = configs
+        self._policy = policy
         self._view = view
         self._client: PipelineClient | None = None
         self._run_id = f"{folder.name}-{uuid.uuid4().hex[:8]}"
@@ -129,20 +133,16 @@ class WatchedRun:
     @property
     def varies(self) -> bool:
         """Whether another batching of the same sequences could have given other bits."""
-        return self._config.rollout.engine.deterministic is False or (
-            self._config.rollout.engine.deterministic == "auto"
-            and self._config.device != "cpu"
-            and has_cuda_device()
-        )
+        return any(_varies(config) for config in self._configs)
 
     @property
     def status(self) -> Status | None:
-        """The last that was heard of the pipeline."""
+        """The last that was heard of the pipelines."""
         return None if self._client is None else self._client.status
 
     async def run(self) -> int:
         """Start everything, submit, watch to the end, stop everything; the exit status."""
-        async with embedded_system(self.folder) as system:
+        async with embedded_system(self.folder, policy=self._policy) as system:
             self._view.on_notice(f"bus: {system.url}")
             supervising = asyncio.create_task(system.supervise(self._view.on_notice))
             driving = asyncio.create_task(self._drive(system.url))
@@ -171,14 +171,26 @@ class WatchedRun:
     async def _drive(self, url: str) -> int:
         bus = await connect(url, name="jigsaw-run")
         try:
-            self._client = PipelineClient(bus, self._config, self._view, run_id=self._run_id)
-            pipeline = await self._client.run()
+            self._client = PipelineClient(bus, self._configs, self._view, run_id=self._run_id)
+            ended = await self._client.run()
         finally:
             await bus.close()
-        if succeeded(pipeline):
+        problems = {p.pipeline: _problem(p) for p in ended if not succeeded(p)}
+        if not problems:
             return 0
-        self.problem = pipeline.failure or "not every admitted group has exactly one fate"
+        named = [f"{name}: {reason}" for name, reason in problems.items()]
+        self.problem = "; ".join(named if len(ended) > 1 else problems.values())
         return EXIT_FAILED
+
+
+def _varies(config: PipelineConfig) -> bool:
+    deterministic = config.rollout.engine.deterministic
+    on_gpu = config.device != "cpu" and has_cuda_device()
+    return deterministic is False or (deterministic == "auto" and on_gpu)
+
+
+def _problem(pipeline: PipelineStatus) -> str:
+    return pipeline.failure or "not every admitted group has exactly one fate"
 
 
 def _conclude(watched: WatchedRun) -> None:

@@ -6,14 +6,19 @@ import fcntl
 import itertools
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from jigsawrl.cli.config_file import from_json
+import msgspec
+
+from jigsawrl.cli.config_file import from_json, to_json
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
 from jigsawrl.config import PipelineConfig
 
+RUN_FILE = "run.json"
 CONFIG_FILE = "config.json"
 LOCK_FILE = "lock"
+SYSTEM_FOLDERS = ("logs", "nats", "node", "scheduler")
 
 
 def make_run_folder(runs_folder: Path, *, pipeline: str, name: str | None) -> Path:
@@ -49,14 +54,50 @@ def make_run_folder(runs_folder: Path, *, pipeline: str, name: str | None) -> Pa
     raise AssertionError("the count is endless")
 
 
-def read_config(folder: Path) -> PipelineConfig:
-    """The configuration that a run was started with; raises `CommandError` where there is none."""
-    path = folder / CONFIG_FILE
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is run: ``run.json``."""
+
+    pipelines: tuple[str, ...]
+    """In the order in which they are submitted; each has a folder of its name in the run's."""
+    policy: str
+
+
+def write_run(folder: Path, configs: Sequence[PipelineConfig], *, policy: str) -> None:
+    """All that `read_run` needs, and a place for logs; raises `CommandError`."""
+    reserved = next((c.name for c in configs if c.name in SYSTEM_FOLDERS), None)
+    if reserved is not None:
+        raise CommandError(
+            f"a pipeline can't be called {reserved}: a run has a folder of that name already",
+            status=EXIT_BAD_INPUT,
+        )
     try:
-        return from_json(path.read_bytes())
+        for config in configs:
+            (folder / config.name).mkdir()
+            (folder / config.name / CONFIG_FILE).write_text(to_json(config) + "\n")
+        run = Run(pipelines=tuple(config.name for config in configs), policy=policy)
+        (folder / RUN_FILE).write_bytes(msgspec.json.encode(run) + b"\n")
+        (folder / "logs").mkdir()
+    except OSError as error:
+        raise CommandError(
+            f"can't write into {folder}: {error.strerror}; free some space or choose another"
+            " --runs-folder",
+            status=EXIT_BAD_INPUT,
+        ) from None
+
+
+def read_run(folder: Path) -> tuple[Run, list[PipelineConfig]]:
+    """What a run was started with; raises `CommandError` where there is none."""
+    path = folder / RUN_FILE
+    try:
+        run = msgspec.json.decode(path.read_bytes(), type=Run)
+        configs = []
+        for name in run.pipelines:
+            path = folder / name / CONFIG_FILE
+            configs.append(from_json(path.read_bytes()))
     except FileNotFoundError:
         raise CommandError(
-            f"{folder} is no run folder: it holds no {CONFIG_FILE}", status=EXIT_BAD_INPUT
+            f"{folder} is no run folder: it holds no {path.relative_to(folder)}",
+            status=EXIT_BAD_INPUT,
         ) from None
     except OSError as error:
         raise CommandError(
@@ -64,10 +105,25 @@ def read_config(folder: Path) -> PipelineConfig:
         ) from None
     except ValueError as error:
         raise CommandError(
-            f"{path} is not a configuration of this version of JigsawRL ({error}): resume the run"
-            " with the version that started it",
+            f"{path} is not of this version of JigsawRL ({error}): resume the run with the version"
+            " that started it",
             status=EXIT_BAD_INPUT,
         ) from None
+    return run, configs
+
+
+def pipeline_folder(folder: Path, pipeline: str | None) -> Path:
+    """Of one pipeline of a run, which may stay unnamed where it is the only one; `folder` may also be
+    that folder itself. Raises `CommandError`."""
+    if pipeline is None and (folder / CONFIG_FILE).is_file():
+        return folder
+    run, _ = read_run(folder)
+    name = run.pipelines[0] if pipeline is None and len(run.pipelines) == 1 else pipeline
+    if name not in run.pipelines:
+        known = ", ".join(run.pipelines)
+        asked = "--pipeline is missing" if name is None else f"--pipeline {name}: not in this run"
+        raise CommandError(f"{asked}; {folder} has {known}", status=EXIT_BAD_INPUT)
+    return folder / name
 
 
 def lock(folder: Path) -> int:

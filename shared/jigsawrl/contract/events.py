@@ -35,6 +35,8 @@ class LeaderElected(Event, frozen=True, kw_only=True):
 
     leader: str
     code_version: str
+    policy: str = "serial"
+    """Name of the policy that decides from here on."""
 
 
 class Tick(Event, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ messages give the same commands, byte for byte, from any snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ from jigsawrl.core import (
     workers,
 )
 from jigsawrl.core.outbox import Outbox
+from jigsawrl.core.policies import POLICIES
 from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.state import Pipeline, State, Tenant
 
@@ -48,9 +49,12 @@ _decoder = msgspec.msgpack.Decoder(State)
 class Scheduler:
     """Decides for all pipelines."""
 
-    def __init__(self, *, policy: Policy, state: State | None = None) -> None:
+    def __init__(
+        self, *, state: State | None = None, policies: Mapping[str, Policy] = POLICIES
+    ) -> None:
+        """`policies` are those that an elected leader may name."""
         self.state = State() if state is None else state
-        self._policy = policy
+        self._policies = policies
         self._of_cluster: dict[type[Event], Callable[[Any], None]] = {
             events.LeaderElected: self._leader_elected,
             events.Tick: self._tick,
@@ -82,9 +86,9 @@ class Scheduler:
         }
 
     @classmethod
-    def restore(cls, snapshot: bytes, *, policy: Policy) -> Scheduler:
+    def restore(cls, snapshot: bytes) -> Scheduler:
         """A scheduler that goes on from a snapshot."""
-        return cls(policy=policy, state=_decoder.decode(snapshot))
+        return cls(state=_decoder.decode(snapshot))
 
     def snapshot(self) -> bytes:
         """All it knows; goes on after `state.sequence`."""
@@ -137,6 +141,8 @@ class Scheduler:
     def _leader_elected(self, event: events.LeaderElected) -> None:
         self.state.leader = event.leader
         self.state.leader_epoch = self.state.sequence
+        if event.policy in self._policies:
+            self.state.policy = event.policy
 
     def _tick(self, event: events.Tick) -> None:
         state = self.state
@@ -192,7 +198,7 @@ class Scheduler:
         dirty, state.dirty = list(state.dirty), {}
         for name in dirty:
             self._decide_pipeline(state.pipelines[name], outbox)
-        for start in self._policy.starts(state):
+        for start in self._policies[state.policy].starts(state):
             pipeline = state.pipelines[start.pipeline]
             _start(pipeline, start)
             self._decide_pipeline(pipeline, outbox)

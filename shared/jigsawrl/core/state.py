@@ -296,6 +296,8 @@ class State(msgspec.Struct):
     """Stream sequence of the last message folded."""
     leader: str = ""
     leader_epoch: int = 0
+    policy: str = "serial"
+    """Name of the policy that the leader was started with."""
     decided_s: float = -1.0
     dirty: dict[str, bool] = {}
     """Pipelines that an event touched since the last decision (a dict as an ordered set)."""

@@ -54,7 +54,7 @@ class Site:
         self.bus = bus
         self.folder = folder
         self._arguments = ["--url", url, "--prefix", prefix, "--node", "n", "--devices"]
-        self._arguments += [f"cpu:{CORE}", "--state-dir", str(folder), "--run-folder", str(folder)]
+        self._arguments += [f"cpu:{CORE}", "--state-dir", str(folder), "--runs-folder", str(folder)]
         self._after = 0
         self._num_commands = 0
         self.node: Worker | None = None

@@ -60,7 +60,7 @@ def test_bad_input_is_one_line_and_status_2_and_nothing_is_started(
     ("arguments", "reason"),
     [
         ([], "give a PIPELINE.toml, or --resume RUN"),
-        (["--resume", "{folder}"], "is no run folder: it holds no config.json"),
+        (["--resume", "{folder}"], "is no run folder: it holds no run.json"),
         (["p.toml", "--resume", "{folder}"], "PIPELINE.toml has no effect with --resume"),
         (["--resume", "{folder}", "--set", "seed=1"], "--set has no effect with --resume"),
         (["--resume", "{folder}", "--name", "x"], "--name has no effect with --resume"),
@@ -79,7 +79,7 @@ def test_export_of_what_is_no_run_says_so(
 ) -> None:
     assert main(["export", str(tmp_path), "--to", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (
-        f"jigsaw export: {tmp_path} is no run folder: it holds no config.json\n"
+        f"jigsaw export: {tmp_path} is no run folder: it holds no run.json\n"
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from jigsawrl.bus.client import NatsBus
@@ -57,7 +58,7 @@ async def serving(bus: NatsBus, stand_in: StandIn) -> AsyncIterator[None]:
 
 
 def client(bus: NatsBus, config: PipelineConfig, write: Callable[[str], None]) -> PipelineClient:
-    return PipelineClient(bus, config, PlainView(write), run_id="run-1")
+    return PipelineClient(bus, [config], PlainView(write), run_id="run-1")
 
 
 async def test_a_run_submits_its_config_and_ends_with_the_pipeline(
@@ -68,7 +69,7 @@ async def test_a_run_submits_its_config_and_ends_with_the_pipeline(
     async with serving(bus, stand_in):
         ended = await asyncio.wait_for(client(bus, config, lines.append).run(), 20)
     assert stand_in.submitted == [config]
-    assert ended == status(**FINISHED).pipelines[0]
+    assert ended == list(status(**FINISHED).pipelines)
     assert "[tiny] step 1 of 3" in lines
 
 
@@ -78,7 +79,7 @@ async def test_a_pipeline_that_still_lives_is_watched_and_not_submitted_again(
     stand_in = StandIn(iter([status(version=1), status(**FINISHED)]))
     async with serving(bus, stand_in):
         ended = await asyncio.wait_for(client(bus, config, print).run(), 20)
-    assert ended.state == "finished"
+    assert [one.state for one in ended] == ["finished"]
     assert stand_in.submitted == []
 
 
@@ -116,7 +117,7 @@ async def test_a_submission_whose_first_answer_was_lost_goes_on(
     stand_in = StandIn(iter(told), error="tiny is already running")
     async with serving(bus, stand_in):
         ended = await asyncio.wait_for(client(bus, config, print).run(), 20)
-    assert ended.state == "finished"
+    assert [one.state for one in ended] == ["finished"]
 
 
 async def test_activities_reach_the_view(bus: NatsBus, config: PipelineConfig) -> None:
@@ -129,3 +130,22 @@ async def test_activities_reach_the_view(bus: NatsBus, config: PipelineConfig) -
             await asyncio.sleep(0.1)
         await running
     assert "[tiny] tiny.trainer0: warm-up 7 / 4000, accuracy 0.31" in lines
+
+
+async def test_several_pipelines_are_submitted_in_order_and_watched_until_all_have_ended(
+    bus: NatsBus, config: PipelineConfig
+) -> None:
+    other = msgspec.structs.replace(config, name="other")
+    failed = {"state": "failed"}
+
+    def both(first: dict[str, Any], second: dict[str, Any]) -> Status:
+        told = status(**first).pipelines + status(pipeline="other", **second).pipelines
+        return msgspec.structs.replace(NOTHING, pipelines=told)
+
+    told = [NOTHING, both({}, {}), both({}, failed), both(FINISHED, failed)]
+    stand_in = StandIn(iter(told))
+    async with serving(bus, stand_in):
+        running = PipelineClient(bus, [config, other], PlainView(print), run_id="run-1").run()
+        ended = await asyncio.wait_for(running, 20)
+    assert stand_in.submitted == [config, other]
+    assert [(p.pipeline, p.state) for p in ended] == [("tiny", "finished"), ("other", "failed")]

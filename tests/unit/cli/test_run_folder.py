@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from jigsawrl.cli.config_file import load_config, to_json
+from jigsawrl.cli.config_file import load_config
 from jigsawrl.cli.errors import CommandError
-from jigsawrl.cli.run_folder import CONFIG_FILE, lock, make_run_folder, read_config
+from jigsawrl.cli.run_folder import lock, make_run_folder, pipeline_folder, read_run, write_run
+from jigsawrl.config import PipelineConfig
 from tests.unit.cli.files import write_pipeline
 
 
@@ -46,25 +48,55 @@ def test_one_command_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     os.close(lock(tmp_path))
 
 
-def test_the_config_of_a_run_is_read_again(tmp_path: Path) -> None:
+def two(tmp_path: Path) -> list[PipelineConfig]:
     config = load_config(write_pipeline(tmp_path))
-    (tmp_path / CONFIG_FILE).write_text(to_json(config))
-    assert read_config(tmp_path) == config
+    return [config, msgspec.structs.replace(config, name="another")]
+
+
+def test_a_run_is_read_again_as_it_was_written(tmp_path: Path) -> None:
+    write_run(tmp_path, two(tmp_path), policy="unmanaged")
+    run, configs = read_run(tmp_path)
+    assert (run.pipelines, run.policy) == (("tiny", "another"), "unmanaged")
+    assert configs == two(tmp_path)
+
+
+def test_a_pipeline_of_a_run_is_found_by_name_or_because_it_is_the_only_one(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    write_run(tmp_path / "one", two(tmp_path)[:1], policy="serial")
+    assert pipeline_folder(tmp_path / "one", None) == tmp_path / "one" / "tiny"
+    assert pipeline_folder(tmp_path / "one" / "tiny", None) == tmp_path / "one" / "tiny"
+    (tmp_path / "two").mkdir()
+    write_run(tmp_path / "two", two(tmp_path), policy="serial")
+    assert pipeline_folder(tmp_path / "two", "another") == tmp_path / "two" / "another"
+    with pytest.raises(CommandError, match=r"--pipeline is missing; .* has tiny, another"):
+        pipeline_folder(tmp_path / "two", None)
+    with pytest.raises(CommandError, match="--pipeline third: not in this run"):
+        pipeline_folder(tmp_path / "two", "third")
+
+
+def test_a_pipeline_does_not_take_the_name_of_a_folder_of_the_run(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(load_config(write_pipeline(tmp_path)), name="logs")
+    with pytest.raises(CommandError, match="can't be called logs"):
+        write_run(tmp_path, [config], policy="serial")
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("file", "text", "reason"),
     [
-        (None, "is no run folder"),
-        ("{", "this version"),
-        ('{"name": "p", "new": 1}', "this version"),
+        ("run.json", None, "is no run folder: it holds no run.json"),
+        ("run.json", "{", "run.json is not of this version"),
+        ("tiny/config.json", None, "it holds no tiny/config.json"),
+        ("tiny/config.json", "{", "config.json is not of this version"),
+        ("tiny/config.json", '{"name": "p", "new": 1}', "config.json is not of this version"),
     ],
 )
 def test_what_is_no_run_of_this_version_is_not_resumed(
-    tmp_path: Path, text: str | None, reason: str
+    tmp_path: Path, file: str, text: str | None, reason: str
 ) -> None:
+    write_run(tmp_path, two(tmp_path)[:1], policy="serial")
+    (tmp_path / file).unlink()
     if text is not None:
-        (tmp_path / CONFIG_FILE).write_text(text)
+        (tmp_path / file).write_text(text)
     with pytest.raises(CommandError, match=reason) as caught:
-        read_config(tmp_path)
+        read_run(tmp_path)
     assert caught.value.status == 2

@@ -9,7 +9,7 @@ from jigsawrl.contract import events as e
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.spec import Device
 from jigsawrl.core import invariants
-from jigsawrl.core.policies.serial import place
+from jigsawrl.core.policies.placement import Occupancy, place
 from jigsawrl.core.state import new_pipeline
 from jigsawrl.core.status import pipeline_status
 from tests.unit.core.test_decisions import issued, pipeline_of
@@ -107,9 +107,10 @@ def test_what_is_left_of_a_gang_on_a_silent_node_is_ended_once_it_is_heard(world
 def test_ranks_share_one_machine() -> None:
     pipeline = new_pipeline(spec(num_trainer_ranks=3, num_rollout_workers=3), b"", gang_epoch=0)
     devices = [Device(node, i, "cpu", 1) for node in ("a", "b") for i in range(2)]
-    places = {p.tenant: p.device for p in place(pipeline, devices) or ()}
+    found = place(pipeline, devices, Occupancy([]), apart=False) or ()
+    places = {p.tenant: p.device for p in found}
     assert [places[f"p.trainer{i}"] for i in range(3)] == ["a/cpu0", "a/cpu1", "a/cpu0"]
-    assert [places[f"p.rollout{i}"] for i in range(3)] == ["a/cpu0", "a/cpu1", "b/cpu0"]
+    assert [places[f"p.rollout{i}"] for i in range(3)] == ["b/cpu0", "b/cpu1", "a/cpu1"]
 
 
 def test_a_trainer_that_nobody_placed_does_not_join_a_gang(world: World) -> None:

@@ -11,7 +11,6 @@ from jigsawrl.contract.commands import Command
 from jigsawrl.contract.requests import PipelineStatus
 from jigsawrl.contract.spec import DynamicSamplingSpec
 from jigsawrl.core import invariants
-from jigsawrl.core.policies.serial import Serial
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.status import pipeline_status
 from tests.unit.core.world import Faults, World, asynchronous, spec
@@ -35,11 +34,11 @@ def check_history(world: World) -> None:
 
 
 def check_replay(world: World) -> None:
-    fresh = Scheduler(policy=Serial())
+    fresh = Scheduler()
     replayed = [fresh.handle(e, timestamp_s=t, sequence=s) for e, t, s in world.log]
     assert encoded(replayed) == encoded(world.issued)
     for sequence, snapshot in list(world.snapshots.items())[::7]:
-        restored = Scheduler.restore(snapshot, policy=Serial())
+        restored = Scheduler.restore(snapshot)
         tail = [restored.handle(e, timestamp_s=t, sequence=s) for e, t, s in world.log[sequence:]]
         assert encoded(tail) == encoded(world.issued[sequence:])
         assert restored.snapshot() == world.scheduler.snapshot()

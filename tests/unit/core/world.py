@@ -13,7 +13,7 @@ from jigsawrl.contract import events as e
 from jigsawrl.contract.message import Ledger, Ref, Worker
 from jigsawrl.contract.spec import Device, EvaluationSpec, PipelineSpec
 from jigsawrl.core import invariants
-from jigsawrl.core.policies.serial import Serial
+from jigsawrl.core.policies import DEFAULT_POLICY
 from jigsawrl.core.scheduler import Scheduler
 from tests.unit.core.tenants import Process, Tenants
 
@@ -71,11 +71,18 @@ def asynchronous(max_staleness: int, **changes: object) -> PipelineSpec:
 class World:
     """Runs until all pipelines have ended, or too long."""
 
-    def __init__(self, *, seed: int, faults: Faults, pipelines: list[PipelineSpec]) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        faults: Faults,
+        pipelines: list[PipelineSpec],
+        policy: str = DEFAULT_POLICY,
+    ) -> None:
         self.random = Random(seed)
         self.faults = faults
         self.now_s = 1000.0
-        self.scheduler = Scheduler(policy=Serial())
+        self.scheduler = Scheduler()
         self.log: list[tuple[e.Event, float, int]] = []
         self.issued: list[list[c.Command]] = []
         self.snapshots: dict[int, bytes] = {}
@@ -96,7 +103,7 @@ class World:
         self.faulty = True
         self.num_restarts = 0
         self._tenants = Tenants(self)
-        self.publish(e.LeaderElected(id="leader", leader="s", code_version="1"))
+        self.publish(e.LeaderElected(id="leader", leader="s", code_version="1", policy=policy))
         for pipeline in pipelines:
             self.publish(
                 e.PipelineSubmitted(

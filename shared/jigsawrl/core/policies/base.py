@@ -6,17 +6,8 @@ from typing import Protocol
 
 import msgspec
 
-from jigsawrl.contract.message import Role
+from jigsawrl.core.policies.placement import Place
 from jigsawrl.core.state import State
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one tenant shall live."""
-
-    tenant: str
-    role: Role
-    node: str
-    device: str | None
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +18,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(Protocol):
-    """Plug-in of the scheduler, live and simulated alike."""
+    """Plug-in of the scheduler, live and simulated alike. It keeps nothing: what it needs to remember
+    is in the state, so that a replay decides alike."""
 
     name: str
 

@@ -1,0 +1,74 @@
+"""Which pipelines run at once, and where their tenants live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jigsawrl.contract import commands as c
+from jigsawrl.contract import events as e
+from jigsawrl.core import invariants
+from jigsawrl.core.policies import POLICIES
+from tests.unit.core.world import Faults, World, asynchronous, spec
+
+
+def devices(world: World) -> dict[str, Any]:
+    issued = [command for batch in world.issued for command in batch]
+    return {x.tenant: x.device for x in issued if isinstance(x, c.StartTenant) and x.device}
+
+
+def stages(world: World) -> list[str]:
+    return [pipeline.stage for pipeline in world.scheduler.state.pipelines.values()]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_under_every_policy_all_pipelines_end_and_nothing_is_lost(policy: str) -> None:
+    pipelines = [spec("a"), asynchronous(1, name="b"), spec("c")]
+    world = World(seed=3, faults=Faults(), pipelines=pipelines, policy=policy)
+    world.run()
+    assert stages(world) == ["finished"] * 3
+    invariants.check(world.scheduler.state)
+
+
+def test_unmanaged_starts_all_at_once_and_spreads_trainers() -> None:
+    pipelines = [spec("a", evaluation=None), spec("b", evaluation=None)]
+    world = World(seed=0, faults=Faults(), pipelines=pipelines, policy="unmanaged")
+    world.run_until(lambda: stages(world) == ["running", "running"])
+    assert devices(world) == {
+        "a.trainer0": "node/cpu0",
+        "a.rollout0": "node/cpu1",
+        "a.rollout1": "node/cpu0",
+        "b.trainer0": "node/cpu1",
+        "b.rollout0": "node/cpu0",
+        "b.rollout1": "node/cpu1",
+    }
+
+
+def test_serial_runs_one_at_a_time() -> None:
+    world = World(seed=0, faults=Faults(), pipelines=[spec("a"), spec("b")])
+    world.run_until(lambda: stages(world)[0] == "running")
+    assert stages(world) == ["running", "queued"]
+
+
+@pytest.mark.parametrize(("policy", "pipeline"), [("serial", asynchronous(1)), ("areal", spec())])
+def test_generation_lives_apart_from_training_where_they_overlap(
+    policy: str, pipeline: Any
+) -> None:
+    world = World(seed=0, faults=Faults(), pipelines=[pipeline], policy=policy)
+    world.run_until(lambda: stages(world) == ["running"])
+    where = devices(world)
+    assert where["p.trainer0"] == "node/cpu0"
+    assert where["p.rollout0"] == where["p.rollout1"] == "node/cpu1"
+
+
+def test_the_policy_of_the_leader_decides_from_its_election_on() -> None:
+    world = World(seed=0, faults=Faults(), pipelines=[spec("a"), spec("b")])
+    world.run_until(lambda: stages(world)[0] == "running")
+    world.publish(e.LeaderElected(id="l2", leader="t", code_version="1", policy="unmanaged"))
+    world.run_until(lambda: stages(world)[1] == "running")
+    world.publish(e.LeaderElected(id="l3", leader="u", code_version="9", policy="unheard-of"))
+    world.run()
+    assert stages(world) == ["finished", "finished"]
+    assert world.scheduler.state.policy == "unmanaged"
+    invariants.check(world.scheduler.state)
