@@ -1,0 +1,322 @@
+"""Chooses shares, holds and moves at a decision point by playing candidates forward.
+
+Called by the policy `jigsaw` with the graph of the devices touched since the last decision. Starting
+from the list schedule (`splits.critical_path_first`), it tries merges of tails, then other splits
+of one touched device at a time, keeps what is better, and goes round again while that helps (hill
+climbing). After a candidate's first moment, the list schedule plays on. The search is bounded by
+nodes that end in play (`num_expanded`), never by a clock; the caller turns that number into the time
+until the next decision.
+
+Source: JigsawRL (arXiv 2604.23838), look-ahead scheduling: each candidate is judged by playing the
+graph some steps ahead and comparing the critical path. Deviations: makespan under the slowdown table
+instead of the critical path alone; any number of pipelines; weights, latency caps and holds that end.
+`greedy` is the ablation that the paper argues against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import msgspec
+
+from jigsawrl.core.play import BATCH_COST, Move, Played, Policy, Position, Shares, play
+from jigsawrl.core.slowdown import LEVELS
+from jigsawrl.core.splits import critical_path_first, moves, splits
+
+FINISH_WEIGHT = 0.05
+"""Of the weighted mean finish beside the makespan. Between equal makespans the one counts that lets
+pipelines go on sooner; more than a twentieth would buy that with makespan."""
+
+MIN_PLAYS = 8
+"""Plays are cut short so that this many fit into the bound: a decision among fewer candidates is no
+search, and the far end of a long graph is a guess anyway."""
+
+_BETTER = 1 - 1e-9
+"""What counts as an improvement: rounding does not."""
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pipeline was promised."""
+
+    weight: float = 1.0
+    """Of its finish among those of the others, above 0."""
+    max_slowdown: float | None = None
+    """Its latency cap: time for its steps over the time alone, 1 or more; None = no cap."""
+    elapsed_s: float = 0.0
+    """Since the first step of the graph began."""
+    alone_elapsed_s: float = 0.0
+    """What that part would have taken alone."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a search."""
+
+    levels: tuple[float, ...] = LEVELS
+    """Shares that the device's actuator can set, rising; the last is 1."""
+    max_expanded: int = 400
+    """Nodes that end in all plays together, of which the last play may exceed it by its own. About
+    20 us each, so that a decision stays under 10 ms."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do now, and what is expected of it."""
+
+    shares: dict[str, float]
+    """By id of every ready node on the devices decided on; 0 = held."""
+    moves: dict[str, str]
+    """Device by id of the node that moves there."""
+    makespan_s: float
+    """Predicted, from now on."""
+    default_makespan_s: float
+    """That of the list schedule: what the decision is expected to gain is the difference."""
+    num_expanded: int
+    num_candidates: int
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    moves: tuple[Move, ...]
+    shares: dict[int, Shares]
+    """By device; devices that are absent follow the list schedule."""
+
+
+_Cost = tuple[float, float]
+"""(excess over latency caps, makespan and weighted finish); less is better, in this order."""
+
+
+def look_ahead(
+    position: Position,
+    *,
+    terms: Mapping[str, Terms],
+    limits: Limits,
+    touched: Collection[str] | None = None,
+) -> Decision:
+    """The best candidate found for the `touched` devices (None: those of `position`), which is left
+    as it is. Pipelines without `terms` have the default ones."""
+    search = _Search(position, terms, limits, touched)
+    search.climb()
+    return search.decision()
+
+
+def greedy(
+    position: Position,
+    *,
+    terms: Mapping[str, Terms],
+    limits: Limits,
+    touched: Collection[str] | None = None,
+) -> Decision:
+    """Ablation: the choice with the most weighted work per second right now, without playing
+    anything; of equal ones the first in graph order. It merges a tail where that is faster at once."""
+    start = position.copy()
+    devices = _touched(position, touched)
+    weight = {name: terms.get(name, Terms()).weight for name in position.graph.pipelines}
+    chosen: tuple[Move, ...] = ()
+    for candidate in moves(start, devices):
+        sites = {*(device for _, device in candidate), *(start.device[n] for n, _ in candidate)}
+        before = sum(_progress(start, d, _fastest(start, d, limits, weight), weight) for d in sites)
+        moved = start.copy()
+        _move(moved, candidate)
+        after = sum(_progress(moved, d, _fastest(moved, d, limits, weight), weight) for d in sites)
+        if after * _BETTER > before:
+            start, chosen = moved, candidate
+            break
+    devices |= start.touched if chosen else set()
+    for device in sorted(devices):
+        start.assign(device, _fastest(start, device, limits, weight))
+    return _decision(start, devices, chosen, num_candidates=1)
+
+
+def play_deciding(position: Position, *, decide: Callable[[Position], Decision]) -> Played:
+    """Play `position` to its end with a decision at each event, as the scheduler would."""
+    while True:
+        if any(position.here[device] for device in position.touched):
+            decision = decide(position)
+            apply(position, decision=decision)
+        if not position.advance():
+            assert not any(position.here), "held forever"
+            return position.played()
+
+
+def apply(position: Position, *, decision: Decision) -> None:
+    """Carry a decision out."""
+    graph = position.graph
+    for id, device in decision.moves.items():
+        position.move(graph.index[id], graph.device_index[device])
+    shares: dict[int, dict[int, float]] = {device: {} for device in position.touched}
+    for id, share in decision.shares.items():
+        node = graph.index[id]
+        lanes = shares.setdefault(position.device[node], {})
+        if share > 0:
+            lanes[position.lane[node]] = share
+    for place in sorted(shares):
+        position.assign(place, shares[place])
+
+
+class _Search:
+    """One decision's candidates and what they cost."""
+
+    def __init__(
+        self,
+        position: Position,
+        terms: Mapping[str, Terms],
+        limits: Limits,
+        touched: Collection[str] | None,
+    ) -> None:
+        self.position, self.limits = position, limits
+        self.terms = {name: terms.get(name, Terms()) for name in position.graph.pipelines}
+        self.devices = _touched(position, touched)
+        self.policy: Policy = critical_path_first(limits.levels)
+        self.capacity = position.table.capacity
+        self.num_expanded = self.num_candidates = 0
+        self.max_nodes = max(1, limits.max_expanded // MIN_PLAYS)
+        self.alone_s = {
+            name: position.path_of_s(name)
+            for name, promised in self.terms.items()
+            if promised.max_slowdown is not None
+        }
+        self.best = _Choice((), {d: self.policy(position, d) for d in sorted(self.devices)})
+        self.cost, self.makespan_s = self.judge(self.best)
+        self.default_makespan_s = self.makespan_s
+
+    def climb(self) -> None:
+        """Go over to better neighbours until there are none, or the bound is reached."""
+        improved = True
+        while improved:
+            improved = False
+            for candidate in self.alternatives():
+                if self.num_expanded >= self.limits.max_expanded:
+                    return
+                cost, makespan_s = self.judge(candidate)
+                if _better(cost, self.cost):
+                    self.best, self.cost, self.makespan_s = candidate, cost, makespan_s
+                    improved = True
+
+    def alternatives(self) -> Iterator[_Choice]:
+        """Neighbours of the best choice, which may change meanwhile."""
+        if not self.best.moves:
+            for merge in moves(self.position, self.devices):
+                sites = {*(d for _, d in merge), *(self.position.device[n] for n, _ in merge)}
+                kept = {d: s for d, s in self.best.shares.items() if d not in sites}
+                yield _Choice(merge, kept)
+        after = self._at(self.best.moves)
+        for device in sorted(self.devices | after.touched, key=lambda d: (-_path_s(after, d), d)):
+            for split in splits(after, device, levels=self.limits.levels):
+                if split != self.best.shares.get(device):
+                    yield _Choice(self.best.moves, {**self.best.shares, device: split})
+
+    def judge(self, choice: _Choice) -> tuple[_Cost, float]:
+        """Play a candidate; what it costs, and its makespan from now."""
+        position = self._start(choice)
+        before = position.num_expanded
+        play(position, policy=self.policy, max_nodes=self.max_nodes)
+        self.num_expanded += position.num_expanded - before
+        self.num_candidates += 1
+        return self._cost(position)
+
+    def decision(self) -> Decision:
+        """The best choice by ids."""
+        devices = self.devices | self._at(self.best.moves).touched
+        return msgspec.structs.replace(
+            _decision(self._start(self.best), devices, self.best.moves, self.num_candidates),
+            makespan_s=self.makespan_s,
+            default_makespan_s=self.default_makespan_s,
+            num_expanded=self.num_expanded,
+        )
+
+    def _at(self, merge: tuple[Move, ...]) -> Position:
+        position = self.position.copy()
+        position.touched = set()
+        _move(position, merge)
+        return position
+
+    def _start(self, choice: _Choice) -> Position:
+        position = self._at(choice.moves)
+        for device in sorted(self.devices | position.touched):
+            shares = choice.shares.get(device)
+            position.assign(device, self.policy(position, device) if shares is None else shares)
+        position.touched = set()
+        return position
+
+    def _cost(self, position: Position) -> tuple[_Cost, float]:
+        finish_s = position.estimate_finish_s()
+        now_s = self.position.now_s
+        end_s = max([*finish_s.values(), position.estimate_makespan_s(self.capacity)])
+        excess = total = weights = 0.0
+        for name, promised in self.terms.items():
+            left_s = finish_s[name] - now_s
+            total += promised.weight * left_s
+            weights += promised.weight
+            if promised.max_slowdown is not None:
+                alone_s = promised.alone_elapsed_s + self.alone_s[name]
+                cap_s = promised.max_slowdown * alone_s
+                excess += promised.weight * max(0.0, promised.elapsed_s + left_s - cap_s)
+        makespan_s = end_s - now_s
+        return (excess, makespan_s + FINISH_WEIGHT * total / weights), makespan_s
+
+
+def _better(cost: _Cost, than: _Cost) -> bool:
+    if cost[0] != than[0] and min(cost[0], than[0]) < _BETTER * max(cost[0], than[0]):
+        return cost[0] < than[0]
+    return cost[1] < _BETTER * than[1]
+
+
+def _touched(position: Position, touched: Collection[str] | None) -> set[int]:
+    """Devices to decide on: of those named, the ones with something ready."""
+    index = position.graph.device_index
+    devices = set(position.touched)
+    if touched is not None:
+        # One with nothing running would stay as it is until a hold ends: it is decided on as well.
+        asleep = {d for d in devices if not any(position.share[n] for n in position.here[d])}
+        devices = {index[device] for device in touched} | asleep
+    return {device for device in devices if position.here[device]}
+
+
+def _move(position: Position, merge: tuple[Move, ...]) -> None:
+    for node, device in merge:
+        position.move(node, device)
+
+
+def _path_s(position: Position, device: int) -> float:
+    return max((position.path_s(node) for node in position.here[device]), default=0.0)
+
+
+def _fastest(
+    position: Position, device: int, limits: Limits, weight: Mapping[str, float]
+) -> Shares:
+    found = splits(position, device, levels=limits.levels)
+    return max(
+        sorted(found, key=lambda split: sorted((lane, -share) for lane, share in split.items())),
+        key=lambda split: round(_progress(position, device, split, weight), 9),
+        default={},
+    )
+
+
+def _progress(
+    position: Position, device: int, shares: Shares, weight: Mapping[str, float]
+) -> float:
+    """Weighted full-speed seconds of work per second on one device."""
+    lanes, nodes = position.lanes(device), position.graph.nodes
+    speeds = position.table.speeds(tuple((nodes[lane].kind, s) for lane, s in shares.items()))
+    return sum(
+        weight[nodes[lane].pipeline]
+        * speed
+        * (1 if len(lanes[lane]) == 1 else len(lanes[lane]) / BATCH_COST)
+        for lane, speed in zip(shares, speeds, strict=True)
+    )
+
+
+def _decision(
+    position: Position, devices: set[int], merge: tuple[Move, ...], num_candidates: int
+) -> Decision:
+    graph = position.graph
+    return Decision(
+        shares={
+            graph.nodes[node].id: position.share[node]
+            for device in sorted(devices)
+            for node in position.here[device]
+        },
+        moves={graph.nodes[node].id: graph.devices[device].id for node, device in merge},
+        makespan_s=0.0,
+        default_makespan_s=0.0,
+        num_expanded=0,
+        num_candidates=num_candidates,
+    )

@@ -1,0 +1,198 @@
+"""The slowdown table: how fast a sub-stage runs at a share of a device, alone or beside another.
+
+`prediction` asks it to turn observed seconds into full-speed work, `play` to turn work into seconds.
+It never reads a file: `jigsaw profile` writes a `SlowdownProfile`, the caller decodes it and hands it
+over, after `check_profile`.
+
+Source: JigsawRL (arXiv 2604.23838), an offline-profiled lookup (kind A, kind B, resource split) ->
+slowdown of each. Deviations: speeds (1 / slowdown) are stored, shares between the profiled ones are
+interpolated, and any number of sub-stages may share a device: each further one multiplies its
+pairwise factor in, as nobody profiles triples.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from jigsawrl.contract.message import SubStageKind
+
+WAITS: frozenset[SubStageKind] = frozenset({"tool_wait", "reward_wait"})
+"""Kinds that use no device: time passes for them whatever the shares are."""
+
+LEVELS = (0.25, 0.5, 0.75, 1.0)
+"""Shares that are profiled and chosen from. Quarters: the paper's budgets are discrete, and finer
+ones change a makespan less than predictions err."""
+
+MISSING_PAIR_FACTOR = 0.8
+"""Of the speed beside a pair that nobody profiled. Conservative: two tenants of one GPU that split
+its SMs seldom cost each other more than a fifth, so an unknown pair is never chosen for its gain."""
+
+_CACHE_SIZE = 4096
+"""Remembered answers; shares are discrete, so that a cluster asks far fewer questions than this."""
+
+_EPSILON = 1e-9
+
+Running = tuple[SubStageKind, float]
+"""What runs on a device, and its share."""
+
+_Curve = tuple[tuple[float, float], ...]
+"""Points (x, y) by rising x, joined by straight lines."""
+
+
+class SlowdownRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measurement: the speed of `kind` at `share`, alone or beside another sub-stage."""
+
+    kind: SubStageKind
+    share: float
+    """Fraction of the device, above 0."""
+    beside: SubStageKind | None = None
+    """What ran next to it; None = nothing."""
+    beside_share: float | None = None
+    speed: float
+    """Fraction of its full speed alone on the device: 0.4 = takes 2.5 times as long."""
+
+
+class SlowdownProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `jigsaw profile` measured on one kind of device."""
+
+    device_kind: str
+    """``cpu``, or a GPU's product name: numbers of one say nothing about another."""
+    source: str
+    """Where the numbers come from, for people: a command and machine, or a paper and table."""
+    rows: tuple[SlowdownRow, ...] = ()
+    missing_pair_factor: float = MISSING_PAIR_FACTOR
+    """Beside a kind that no row names; 1 = no interference."""
+
+
+CPU_SLOT = SlowdownProfile(
+    device_kind="cpu",
+    source="built in: one core divided in time gives speed = share; 3 % for caches and switches",
+    missing_pair_factor=0.97,
+)
+"""Of one core. The 3 % keep plans from splitting a core where nothing is gained by it."""
+
+
+def check_profile(profile: SlowdownProfile, *, device_kind: str) -> None:
+    """Refuse what can't be used on `device_kind`; ValueError is one line for people."""
+    if profile.device_kind != device_kind:
+        raise ValueError(
+            f"slowdown profile: measured on {profile.device_kind!r}, but the device here is"
+            f" {device_kind!r}: run `jigsaw profile` on this machine"
+        )
+    if not 0 < profile.missing_pair_factor <= 1:
+        raise ValueError(
+            f"slowdown profile: missing_pair_factor is above 0 and at most 1,"
+            f" not {profile.missing_pair_factor}"
+        )
+    seen: set[tuple[object, ...]] = set()
+    for number, row in enumerate(profile.rows):
+        problem = _problem(row)
+        key = (row.kind, row.share, row.beside, row.beside_share)
+        if problem is None and key in seen:
+            problem = "measured twice: keep one of the rows"
+        if problem is not None:
+            raise ValueError(f"slowdown profile: rows[{number}] ({row.kind}): {problem}")
+        seen.add(key)
+
+
+def _problem(row: SlowdownRow) -> str | None:
+    if row.kind in WAITS or row.beside in WAITS:
+        return "a wait uses no device: leave the row out"
+    if not 0 < row.share <= 1:
+        return f"share is above 0 and at most 1, not {row.share}"
+    if not 0 < row.speed <= 1:
+        return f"speed is above 0 and at most 1 (full speed alone), not {row.speed}"
+    if (row.beside is None) != (row.beside_share is None):
+        return "beside and beside_share come together: give both or none"
+    if row.beside_share is None:
+        if row.share == 1 and row.speed != 1:
+            return f"alone at share 1 the speed is 1 by definition, not {row.speed}"
+    elif row.beside_share <= 0 or row.share + row.beside_share > 1 + _EPSILON:
+        return f"shares are above 0 and sum to at most 1, not {row.share} and {row.beside_share}"
+    return None
+
+
+class SlowdownTable:
+    """Answers from one checked profile. Without a row, alone: speed = share (a kind that saturates
+    below the whole device does better); beside: that times `missing_pair_factor`."""
+
+    def __init__(self, profile: SlowdownProfile) -> None:
+        self.profile = profile
+        alone: dict[SubStageKind, dict[float, float]] = {}
+        for row in profile.rows:
+            if row.beside is None:
+                alone.setdefault(row.kind, {0.0: 0.0, 1.0: 1.0})[row.share] = row.speed
+        self._alone: dict[SubStageKind, _Curve] = {k: _curve(v) for k, v in alone.items()}
+        pairs: dict[tuple[SubStageKind, SubStageKind], dict[float, dict[float, float]]] = {}
+        for row in profile.rows:
+            if row.beside is not None and row.beside_share is not None:
+                curves = pairs.setdefault((row.kind, row.beside), {})
+                # Interference may not read as a gain: measured above its speed alone, it is noise.
+                factor = min(1.0, row.speed / self._speed_alone(row.kind, row.share))
+                curves.setdefault(row.share, {0.0: 1.0})[row.beside_share] = factor
+        self._pairs = {
+            pair: sorted((share, _curve(points)) for share, points in curves.items())
+            for pair, curves in pairs.items()
+        }
+        self._speeds: dict[tuple[Running, ...], tuple[float, ...]] = {}
+
+    @property
+    def capacity(self) -> float:
+        """Most full-speed seconds of work that a device can do in a second, however it is divided:
+        the largest speed / share, as speeds alone are sums of shares times that at most."""
+        points = (point for curve in self._alone.values() for point in curve)
+        return max([1.0, *(speed / share for share, speed in points if share > 0)])
+
+    def speed(self, kind: SubStageKind, *, share: float, beside: Running | None = None) -> float:
+        """Fraction of the kind's full speed alone on the device; 0 at share 0, 1 for waits."""
+        running = ((kind, share),) if beside is None else ((kind, share), beside)
+        return self.speeds(running)[0]
+
+    def speeds(self, running: tuple[Running, ...]) -> tuple[float, ...]:
+        """Speed of each of those that run on one device at once."""
+        known = self._speeds.get(running)
+        if known is None:
+            if len(self._speeds) >= _CACHE_SIZE:
+                self._speeds.clear()
+            known = tuple(self._speed_among(running, place) for place in range(len(running)))
+            self._speeds[running] = known
+        return known
+
+    def _speed_among(self, running: tuple[Running, ...], place: int) -> float:
+        kind, share = running[place]
+        if kind in WAITS:
+            return 1.0
+        speed = self._speed_alone(kind, share)
+        for other, (beside, beside_share) in enumerate(running):
+            if other != place and beside_share > 0 and beside not in WAITS:
+                speed *= self._factor(kind, share, beside, beside_share)
+        return speed
+
+    def _speed_alone(self, kind: SubStageKind, share: float) -> float:
+        curve = self._alone.get(kind)
+        return share if curve is None else _at(curve, share)
+
+    def _factor(
+        self, kind: SubStageKind, share: float, beside: SubStageKind, beside_share: float
+    ) -> float:
+        curves = self._pairs.get((kind, beside))
+        if curves is None:
+            return self.profile.missing_pair_factor
+        return _at(tuple((at, _at(curve, beside_share)) for at, curve in curves), share)
+
+
+def _curve(points: dict[float, float]) -> _Curve:
+    return tuple(sorted(points.items()))
+
+
+def _at(curve: _Curve, x: float) -> float:
+    """Linear between points, level beyond the first and last."""
+    before = curve[0]
+    for point in curve:
+        if x <= point[0]:
+            width = point[0] - before[0]
+            if width <= 0:
+                return point[1]
+            return before[1] + (point[1] - before[1]) * (x - before[0]) / width
+        before = point
+    return before[1]

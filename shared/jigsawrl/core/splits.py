@@ -1,0 +1,189 @@
+"""The action space on one device and between devices: share splits, holds and moves of tails.
+
+`lookahead` searches it; `critical_path_first` picks from it without looking ahead. Every choice here
+keeps the rules: shares sum to at most 1, memory is never over budget, and a node that has been held
+for `max_hold_s` in all is not held again. While such a node waits for memory, nothing else starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jigsawrl.core.play import Move, Policy, Position, Shares
+from jigsawrl.core.slowdown import LEVELS
+
+MAX_LANES = 3
+"""Lanes whose splits are enumerated: those of the longest paths. Three lanes in quarters are 15
+splits, four are 35; a device of more tenants still offers equal shares for all of them."""
+
+MAX_TARGETS = 2
+"""Targets tried per tail: a third one is rarely better, and each costs a whole play."""
+
+_GAIN = 1.02
+"""Sharing must do this much more work per second than taking turns, or it only adds switches."""
+
+_EPSILON = 1e-9
+
+
+class Lane(NamedTuple):
+    """What may have a share: see `play`."""
+
+    id: int
+    need_bytes: int
+    overdue: bool
+    path_s: float
+
+
+def eligible(position: Position, device: int) -> list[Lane]:
+    """Lanes that may run now: overdue ones first, then by longest path."""
+    free_bytes = position.free_bytes(device)
+    lanes = [
+        Lane(
+            id=lane,
+            need_bytes=position.need_bytes(nodes),
+            overdue=any(position.overdue(node) for node in nodes),
+            path_s=max(position.path_s(node) for node in nodes),
+        )
+        for lane, nodes in position.lanes(device).items()
+    ]
+    starved = any(
+        position.graph.nodes[node].memory_bytes > free_bytes
+        for node in position.here[device]
+        if not position.started[node] and position.overdue(node)
+    )
+    fitting = (
+        lane
+        for lane in lanes
+        if not lane.need_bytes or (lane.need_bytes <= free_bytes and (lane.overdue or not starved))
+    )
+    return sorted(fitting, key=lambda lane: (not lane.overdue, -lane.path_s, lane.id))
+
+
+def splits(position: Position, device: int, *, levels: tuple[float, ...] = LEVELS) -> list[Shares]:
+    """Every choice for a device: splits of which no lane could have a level more, equal shares where
+    there are many lanes, and to hold everything where memory may be better kept free."""
+    lanes = eligible(position, device)
+    if not lanes:
+        return []
+    room = position.free_bytes(device)
+    overdue = _together([lane for lane in lanes if lane.overdue], room)
+    if len(overdue) * levels[0] > 1 + _EPSILON:
+        return [_equal(overdue)]
+    found = list(_maximal(lanes[: max(MAX_LANES, len(overdue))], levels, room))
+    if len(lanes) > MAX_LANES:
+        found.append(_equal(_together(lanes, room)))
+    idle = not overdue and all(lane.need_bytes for lane in lanes)
+    if idle and position.graph.is_tight[device]:
+        found.append({})
+    return found
+
+
+def moves(position: Position, devices: set[int]) -> list[tuple[Move, ...]]:
+    """Merges of tails that involve one of `devices`: all tails of a step onto one worker or onto
+    half of them, or a single tail onto another worker or onto an idle one."""
+    tails: dict[int, list[int]] = {}
+    for nodes in position.here[:-1]:
+        for node in nodes:
+            if position.graph.nodes[node].movable_to:
+                tails.setdefault(position.lane[node], []).append(node)
+    found: list[tuple[Move, ...]] = []
+    for nodes in tails.values():
+        hosts = sorted({position.device[node] for node in nodes})
+        if not devices.intersection(hosts):
+            continue
+        targets = sorted(hosts, key=lambda host: (len(position.here[host]), host))[:MAX_TARGETS]
+        if len(hosts) > 2:
+            found += [tuple((n, t) for n in nodes if position.device[n] != t) for t in targets]
+        if len(hosts) > 3:
+            half = len(hosts) // 2
+            other = dict(zip(hosts[half:], [*hosts[:half], hosts[0]], strict=False))
+            found.append(
+                tuple((n, other[at]) for n in nodes if (at := position.device[n]) in other)
+            )
+        for node in nodes:
+            source = position.device[node]
+            if source in devices or len(hosts) > 1:
+                idle = [d for d, at in enumerate(position.here[:-1]) if not at][:1]
+                found += [((node, t),) for t in (*targets, *idle) if t != source]
+    return [
+        merge
+        for merge in dict.fromkeys(found)
+        if merge and all(position.can_move(node, device) for node, device in merge)
+    ]
+
+
+def critical_path_first(levels: tuple[float, ...] = LEVELS) -> Policy:
+    """A list schedule: the lane of the longest path has the whole device, or the best split with the
+    next lane where the table says that sharing gains. Overdue lanes have the smallest level."""
+
+    def policy(position: Position, device: int) -> Shares:
+        lanes = eligible(position, device)
+        if len(lanes) == 1:
+            return {lanes[0].id: 1.0}
+        room = position.free_bytes(device)
+        if lanes[0].overdue:
+            overdue = _together([lane for lane in lanes if lane.overdue], room)
+            if len(overdue) * levels[0] > 1 + _EPSILON:
+                return _equal(overdue)
+            shares = {lane.id: levels[0] for lane in overdue}
+            rest = [lane for lane in _together(lanes, room) if not lane.overdue] or overdue
+            left = 1 - levels[0] * len(overdue)
+            shares[rest[0].id] = shares.get(rest[0].id, 0.0) + left
+            return {lane: share for lane, share in shares.items() if share > _EPSILON}
+        pair = _together(lanes[:2], room)
+        if len(pair) < 2:
+            return {pair[0].id: 1.0}
+        first, second = (position.graph.nodes[lane.id].kind for lane in pair)
+        best, share = 1.0 * _GAIN, 1.0
+        for level in levels[-2::-1]:
+            speeds = position.table.speeds(((first, level), (second, 1 - level)))
+            if sum(speeds) > best + _EPSILON:
+                best, share = sum(speeds), level
+        return {pair[0].id: share, pair[1].id: 1 - share} if share < 1 else {pair[0].id: 1.0}
+
+    return policy
+
+
+def _together(lanes: list[Lane], room: float) -> list[Lane]:
+    """Those that fit into memory side by side, the first first."""
+    chosen: list[Lane] = []
+    for lane in lanes:
+        if lane.need_bytes <= room:
+            chosen.append(lane)
+            room -= lane.need_bytes
+    return chosen
+
+
+def _equal(lanes: list[Lane]) -> Shares:
+    return {lane.id: 1 / len(lanes) for lane in lanes}
+
+
+def _maximal(lanes: list[Lane], levels: tuple[float, ...], room: float) -> Iterator[Shares]:
+    """Splits of which no lane could have a level more; overdue lanes get one at least."""
+
+    def extend(place: int, left: float, room: float, shares: dict[int, float]) -> Iterator[Shares]:
+        if place == len(lanes):
+            if not any(
+                _next(levels, shares.get(lane.id, 0.0)) <= left + _EPSILON
+                and (lane.id in shares or lane.need_bytes <= room)
+                for lane in lanes
+            ):
+                yield dict(shares)
+            return
+        lane = lanes[place]
+        if lane.need_bytes <= room:
+            for level in reversed(levels):
+                if level <= left + _EPSILON:
+                    chosen = {**shares, lane.id: level}
+                    yield from extend(place + 1, left - level, room - lane.need_bytes, chosen)
+            if lane.overdue and levels[0] <= left + _EPSILON:
+                return
+        yield from extend(place + 1, left, room, shares)
+
+    return extend(0, 1.0, room, {})
+
+
+def _next(levels: tuple[float, ...], share: float) -> float:
+    """What the next level above `share` adds."""
+    return next((level - share for level in levels if level > share + _EPSILON), float("inf"))
