@@ -77,6 +77,8 @@ class _Choice(msgspec.Struct, frozen=True):
     moves: tuple[Move, ...]
     shares: dict[int, Shares]
     """By device; devices that are absent follow the list schedule."""
+    first: str | None = None
+    """The pipeline that goes first in the list schedule, now and later."""
 
 
 _Cost = tuple[float, float]
@@ -128,9 +130,7 @@ def greedy(
 def play_deciding(position: Position, *, decide: Callable[[Position], Decision]) -> Played:
     """Play `position` to its end with a decision at each event, as the scheduler would."""
     while True:
-        if any(position.here[device] for device in position.touched):
-            decision = decide(position)
-            apply(position, decision=decision)
+        apply(position, decision=decide(position))
         if not position.advance():
             assert not any(position.here), "held forever"
             return position.played()
@@ -164,7 +164,10 @@ class _Search:
         self.position, self.limits = position, limits
         self.terms = {name: terms.get(name, Terms()) for name in position.graph.pipelines}
         self.devices = _touched(position, touched)
-        self.policy: Policy = critical_path_first(limits.levels)
+        self.policies: dict[str | None, Policy] = {
+            first: critical_path_first(limits.levels, first=first)
+            for first in (None, *position.graph.pipelines)
+        }
         self.capacity = position.table.capacity
         self.num_expanded = self.num_candidates = 0
         self.max_nodes = max(1, limits.max_expanded // MIN_PLAYS)
@@ -173,7 +176,7 @@ class _Search:
             for name, promised in self.terms.items()
             if promised.max_slowdown is not None
         }
-        self.best = _Choice((), {d: self.policy(position, d) for d in sorted(self.devices)})
+        self.best = _Choice((), {})
         self.cost, self.makespan_s = self.judge(self.best)
         self.default_makespan_s = self.makespan_s
 
@@ -196,19 +199,24 @@ class _Search:
             for merge in moves(self.position, self.devices):
                 sites = {*(d for _, d in merge), *(self.position.device[n] for n, _ in merge)}
                 kept = {d: s for d, s in self.best.shares.items() if d not in sites}
-                yield _Choice(merge, kept)
+                yield _Choice(merge, kept, self.best.first)
+        for first in self.policies:
+            if first != self.best.first:
+                yield _Choice(self.best.moves, {}, first)
         after = self._at(self.best.moves)
         for device in sorted(self.devices | after.touched, key=lambda d: (-_path_s(after, d), d)):
             for split in splits(after, device, levels=self.limits.levels):
                 if split != self.best.shares.get(device):
-                    yield _Choice(self.best.moves, {**self.best.shares, device: split})
+                    yield _Choice(
+                        self.best.moves, {**self.best.shares, device: split}, self.best.first
+                    )
 
     def judge(self, choice: _Choice) -> tuple[_Cost, float]:
         """Play a candidate; what it costs, and its makespan from now."""
         position = self._start(choice)
         before = position.num_expanded
-        play(position, policy=self.policy, max_nodes=self.max_nodes)
-        self.num_expanded += position.num_expanded - before
+        play(position, policy=self.policies[choice.first], max_nodes=self.max_nodes)
+        self.num_expanded += max(1, position.num_expanded - before)
         self.num_candidates += 1
         return self._cost(position)
 
@@ -230,9 +238,11 @@ class _Search:
 
     def _start(self, choice: _Choice) -> Position:
         position = self._at(choice.moves)
-        for device in sorted(self.devices | position.touched):
+        for device in sorted(d for d in self.devices | position.touched if position.here[d]):
             shares = choice.shares.get(device)
-            position.assign(device, self.policy(position, device) if shares is None else shares)
+            if shares is None:
+                shares = self.policies[choice.first](position, device)
+            position.assign(device, shares)
         position.touched = set()
         return position
 
@@ -242,7 +252,7 @@ class _Search:
         end_s = max([*finish_s.values(), position.estimate_makespan_s(self.capacity)])
         excess = total = weights = 0.0
         for name, promised in self.terms.items():
-            left_s = finish_s[name] - now_s
+            left_s = max(0.0, finish_s[name] - now_s)
             total += promised.weight * left_s
             weights += promised.weight
             if promised.max_slowdown is not None:
@@ -260,14 +270,14 @@ def _better(cost: _Cost, than: _Cost) -> bool:
 
 
 def _touched(position: Position, touched: Collection[str] | None) -> set[int]:
-    """Devices to decide on: of those named, the ones with something ready."""
+    """Devices to decide on, idle ones included: a tail may move there."""
     index = position.graph.device_index
     devices = set(position.touched)
     if touched is not None:
         # One with nothing running would stay as it is until a hold ends: it is decided on as well.
         asleep = {d for d in devices if not any(position.share[n] for n in position.here[d])}
         devices = {index[device] for device in touched} | asleep
-    return {device for device in devices if position.here[device]}
+    return devices
 
 
 def _move(position: Position, merge: tuple[Move, ...]) -> None:

@@ -363,7 +363,7 @@ def play(position: Position, *, policy: Policy, max_nodes: int | None = None) ->
     """Play on until everything has ended (True) or `max_nodes` more nodes have (False)."""
     last = None if max_nodes is None else position.num_expanded + max_nodes
     while True:
-        for device in sorted(position.touched):
+        for device in sorted(d for d in position.touched if position.here[d]):
             position.assign(device, policy(position, device))
         if last is not None and position.num_expanded >= last:
             return not any(position.here)

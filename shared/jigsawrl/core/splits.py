@@ -87,25 +87,26 @@ def moves(position: Position, devices: set[int]) -> list[tuple[Move, ...]]:
         for node in nodes:
             if position.graph.nodes[node].movable_to:
                 tails.setdefault(position.lane[node], []).append(node)
+    free = [device for device, at in enumerate(position.here[:-1]) if not at]
+    idle = sorted(free, key=lambda device: (device not in devices, device))[:1]
     found: list[tuple[Move, ...]] = []
     for nodes in tails.values():
         hosts = sorted({position.device[node] for node in nodes})
-        if not devices.intersection(hosts):
-            continue
         targets = sorted(hosts, key=lambda host: (len(position.here[host]), host))[:MAX_TARGETS]
-        if len(hosts) > 2:
+        if len(hosts) > 2 and devices.intersection(hosts):
             found += [tuple((n, t) for n in nodes if position.device[n] != t) for t in targets]
-        if len(hosts) > 3:
-            half = len(hosts) // 2
-            other = dict(zip(hosts[half:], [*hosts[:half], hosts[0]], strict=False))
+            half = len(hosts) // 2 if len(hosts) > 3 else 0
+            other = dict(zip(hosts[-half:], hosts, strict=False)) if half else {}
             found.append(
                 tuple((n, other[at]) for n in nodes if (at := position.device[n]) in other)
             )
         for node in nodes:
             source = position.device[node]
-            if source in devices or len(hosts) > 1:
-                idle = [d for d, at in enumerate(position.here[:-1]) if not at][:1]
-                found += [((node, t),) for t in (*targets, *idle) if t != source]
+            found += [
+                ((node, t),)
+                for t in (*targets, *idle)
+                if t != source and (source in devices or t in devices)
+            ]
     return [
         merge
         for merge in dict.fromkeys(found)
@@ -113,36 +114,51 @@ def moves(position: Position, devices: set[int]) -> list[tuple[Move, ...]]:
     ]
 
 
-def critical_path_first(levels: tuple[float, ...] = LEVELS) -> Policy:
+def critical_path_first(levels: tuple[float, ...] = LEVELS, *, first: str | None = None) -> Policy:
     """A list schedule: the lane of the longest path has the whole device, or the best split with the
-    next lane where the table says that sharing gains. Overdue lanes have the smallest level."""
+    next lane where the table says that sharing gains. Overdue lanes have the smallest level. Lanes of
+    the pipeline `first` go before those of longer paths."""
 
     def policy(position: Position, device: int) -> Shares:
         lanes = eligible(position, device)
-        if len(lanes) == 1:
-            return {lanes[0].id: 1.0}
+        if first is not None and len(lanes) > 1:
+            nodes = position.graph.nodes
+            lanes.sort(key=lambda lane: (not lane.overdue, nodes[lane.id].pipeline != first))
+        if len(lanes) < 2:
+            return {lane.id: 1.0 for lane in lanes}
         room = position.free_bytes(device)
         if lanes[0].overdue:
-            overdue = _together([lane for lane in lanes if lane.overdue], room)
-            if len(overdue) * levels[0] > 1 + _EPSILON:
-                return _equal(overdue)
-            shares = {lane.id: levels[0] for lane in overdue}
-            rest = [lane for lane in _together(lanes, room) if not lane.overdue] or overdue
-            left = 1 - levels[0] * len(overdue)
-            shares[rest[0].id] = shares.get(rest[0].id, 0.0) + left
-            return {lane: share for lane, share in shares.items() if share > _EPSILON}
+            return _keeping_overdue(lanes, room, levels)
         pair = _together(lanes[:2], room)
         if len(pair) < 2:
             return {pair[0].id: 1.0}
-        first, second = (position.graph.nodes[lane.id].kind for lane in pair)
-        best, share = 1.0 * _GAIN, 1.0
-        for level in levels[-2::-1]:
-            speeds = position.table.speeds(((first, level), (second, 1 - level)))
-            if sum(speeds) > best + _EPSILON:
-                best, share = sum(speeds), level
+        share = _first_share(position, pair, levels)
         return {pair[0].id: share, pair[1].id: 1 - share} if share < 1 else {pair[0].id: 1.0}
 
     return policy
+
+
+def _keeping_overdue(lanes: list[Lane], room: float, levels: tuple[float, ...]) -> Shares:
+    """The smallest level for lanes that may not be held, the rest for the first of the others."""
+    chosen = _together(lanes, room)
+    overdue = [lane for lane in chosen if lane.overdue]
+    if len(overdue) * levels[0] > 1 + _EPSILON:
+        return _equal(overdue)
+    shares = {lane.id: levels[0] for lane in overdue}
+    left = 1 - levels[0] * len(overdue)
+    top = next((lane.id for lane in chosen if not lane.overdue), overdue[0].id)
+    return {**shares, top: shares.get(top, 0.0) + left} if left > _EPSILON else shares
+
+
+def _first_share(position: Position, pair: list[Lane], levels: tuple[float, ...]) -> float:
+    """Share of the first of two lanes with which they get on fastest in total; 1 = take turns."""
+    one, two = (position.graph.nodes[lane.id].kind for lane in pair)
+    best, share = _GAIN, 1.0
+    for level in levels[-2::-1]:
+        total = sum(position.table.speeds(((one, level), (two, 1 - level))))
+        if total > best + _EPSILON:
+            best, share = total, level
+    return share
 
 
 def _together(lanes: list[Lane], room: float) -> list[Lane]:
