@@ -1,0 +1,167 @@
+"""What a pipeline's recent steps cost, per tenant and kind, in full-speed seconds.
+
+The policy folds sub-stage events in with `observe`, ends a step with `close`, and `prediction` reads
+it. Plain structs of dicts and numbers, so that it is part of the scheduler's snapshot.
+
+Source: JigsawRL (arXiv 2604.23838), prediction from the temporal consistency of neighbouring steps.
+Deviation: an exponential moving average of the work per sub-stage instead of batch-size curves; what
+was observed beside others is first brought to full speed by the slowdown table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median
+
+import msgspec
+
+from jigsawrl.contract.message import Count, SubStageKind
+from jigsawrl.core.slowdown import Running, SlowdownTable
+
+SMOOTHING = 0.5
+"""Weight of the newest step. Half: three steps after a jump seven eighths of it are followed, while
+one odd step counts no more than all before it."""
+
+OCCASIONAL: frozenset[SubStageKind] = frozenset({"evaluation", "checkpoint"})
+"""Kinds that skip steps: a step without them says nothing of their cost."""
+
+_CORRECTION = (0.25, 4.0)
+"""Bounds of observed over predicted progress: its first iterations say little about a sub-stage."""
+
+_LAST_FRACTION = 0.02
+"""Of the predicted work is left, at least, of what has not ended; 0 would promise the end at once."""
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """One span of work, as a `SubStage` event tells it and the scheduler knows its neighbours."""
+
+    pipeline: str
+    version: Count
+    """The step that the work is for. Asynchronous rollout workers tell their weights' version: the
+    caller adds what those lag behind."""
+    tenant: str
+    device: str | None
+    """Where the tenant lives; None for what uses no device."""
+    kind: SubStageKind
+    duration_s: float
+    num_iterations: Count
+    num_tokens: Count
+    share: float
+    """What was applied, 0 to 1."""
+    beside: Running | None = None
+    """What ran on the device meanwhile, and its share."""
+
+
+class Sum(msgspec.Struct):
+    """Of one version that is not closed yet."""
+
+    work_s: float = 0.0
+    num_tokens: int = 0
+
+
+class Cost(msgspec.Struct):
+    """Of one kind of one tenant."""
+
+    work_s: float | None = None
+    """Average full-speed seconds per step; None before the first closed step."""
+    num_tokens: float = 0.0
+    """Average per step."""
+    open: dict[int, Sum] = {}
+    """By version."""
+
+
+class TenantHistory(msgspec.Struct):
+    """Of one worker id, whatever its boot."""
+
+    device: str | None
+    costs: dict[SubStageKind, Cost] = {}
+
+
+class WorkHistory(msgspec.Struct):
+    """Of one pipeline."""
+
+    tenants: dict[str, TenantHistory] = {}
+    num_steps: int = 0
+    """Steps closed."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A closed sub-stage against its prediction; full-speed seconds."""
+
+    version: int
+    tenant: str
+    kind: SubStageKind
+    predicted_s: float
+    observed_s: float
+
+
+def observe(history: WorkHistory, observation: Observation, *, table: SlowdownTable) -> None:
+    """Add one span. One without a usable share or duration is left out: it has no full speed."""
+    speed = table.speed(observation.kind, share=observation.share, beside=observation.beside)
+    if speed <= 0 or not 0 <= observation.duration_s < float("inf"):
+        return
+    tenant = history.tenants.setdefault(observation.tenant, TenantHistory(observation.device))
+    tenant.device = observation.device
+    cost = tenant.costs.setdefault(observation.kind, Cost())
+    total = cost.open.setdefault(observation.version, Sum())
+    total.work_s += observation.duration_s * speed
+    total.num_tokens += observation.num_tokens
+
+
+def close(history: WorkHistory, *, version: int) -> tuple[Comparison, ...]:
+    """The step that started from `version` has ended: average what was observed of versions up to it.
+    Returns how far predictions were off; nothing for what had none."""
+    compared: list[Comparison] = []
+    for name, tenant in history.tenants.items():
+        closing = {v for cost in tenant.costs.values() for v in cost.open if v <= version}
+        for at in sorted(closing):
+            for kind, cost in tenant.costs.items():
+                total = cost.open.pop(at, None)
+                if total is None:
+                    if kind in OCCASIONAL or cost.work_s is None:
+                        continue
+                    total = Sum()
+                elif cost.work_s is not None:
+                    compared.append(
+                        Comparison(
+                            version=at,
+                            tenant=name,
+                            kind=kind,
+                            predicted_s=cost.work_s,
+                            observed_s=total.work_s,
+                        )
+                    )
+                _average(cost, total)
+    history.num_steps += 1
+    return tuple(compared)
+
+
+def left_s(cost: Cost, *, version: int) -> float:
+    """Work left of a version's sub-stage that has not ended: the prediction, less what is done, with
+    the rest scaled by how much more (or less) the done part took than predicted."""
+    predicted_s = cost.work_s or 0.0
+    done = cost.open.get(version)
+    if done is None or predicted_s <= 0:
+        return predicted_s
+    least_s = _LAST_FRACTION * predicted_s
+    if not done.num_tokens or cost.num_tokens <= 0:
+        return max(predicted_s - done.work_s, least_s)
+    fraction = min(1.0, done.num_tokens / cost.num_tokens)
+    low, high = _CORRECTION
+    scale = min(high, max(low, done.work_s / (fraction * predicted_s)))
+    return max((1 - fraction) * predicted_s * scale, least_s)
+
+
+def median_error(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Median of |predicted - observed| / observed over (predicted, observed) durations in seconds;
+    None where nothing was observed."""
+    errors = [abs(predicted - seen) / seen for predicted, seen in pairs if seen > 0]
+    return median(errors) if errors else None
+
+
+def _average(cost: Cost, total: Sum) -> None:
+    if cost.work_s is None:
+        cost.work_s, cost.num_tokens = total.work_s, float(total.num_tokens)
+        return
+    cost.work_s += SMOOTHING * (total.work_s - cost.work_s)
+    cost.num_tokens += SMOOTHING * (total.num_tokens - cost.num_tokens)
