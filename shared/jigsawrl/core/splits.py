@@ -69,10 +69,12 @@ def splits(position: Position, device: int, *, levels: tuple[float, ...] = LEVEL
     room = position.free_bytes(device)
     overdue = _together([lane for lane in lanes if lane.overdue], room)
     if len(overdue) * levels[0] > 1 + _EPSILON:
-        return [_equal(overdue)]
-    found = list(_maximal(lanes[: max(MAX_LANES, len(overdue))], levels, room))
+        return [_equal(overdue, levels)]
+    others = [lane for lane in lanes if not lane.overdue]
+    first = [*overdue, *others[: max(0, MAX_LANES - len(overdue))]]
+    found = list(_maximal(first, levels, room))
     if len(lanes) > MAX_LANES:
-        found.append(_equal(_together(lanes, room)))
+        found.append(_equal(_together(lanes, room), levels))
     idle = not overdue and all(lane.need_bytes for lane in lanes)
     if idle and position.graph.is_tight[device]:
         found.append({})
@@ -143,7 +145,7 @@ def _keeping_overdue(lanes: list[Lane], room: float, levels: tuple[float, ...]) 
     chosen = _together(lanes, room)
     overdue = [lane for lane in chosen if lane.overdue]
     if len(overdue) * levels[0] > 1 + _EPSILON:
-        return _equal(overdue)
+        return _equal(overdue, levels)
     shares = {lane.id: levels[0] for lane in overdue}
     left = 1 - levels[0] * len(overdue)
     top = next((lane.id for lane in chosen if not lane.overdue), overdue[0].id)
@@ -171,12 +173,18 @@ def _together(lanes: list[Lane], room: float) -> list[Lane]:
     return chosen
 
 
-def _equal(lanes: list[Lane]) -> Shares:
-    return {lane.id: 1 / len(lanes) for lane in lanes}
+def _equal(lanes: list[Lane], levels: tuple[float, ...]) -> Shares:
+    """The same level for all; below the lowest, where an actuator with fixed levels must refuse, only
+    for more lanes than there are levels for."""
+    equal = 1 / len(lanes)
+    share = max((level for level in levels if level <= equal + _EPSILON), default=equal)
+    return {lane.id: share for lane in lanes}
 
 
 def _maximal(lanes: list[Lane], levels: tuple[float, ...], room: float) -> Iterator[Shares]:
-    """Splits of which no lane could have a level more; overdue lanes get one at least."""
+    """Splits of which no lane could have a level more; overdue lanes, which are the first and fit
+    into memory together, get one level at least."""
+    num_overdue = sum(lane.overdue for lane in lanes)
 
     def extend(place: int, left: float, room: float, shares: dict[int, float]) -> Iterator[Shares]:
         if place == len(lanes):
@@ -188,14 +196,14 @@ def _maximal(lanes: list[Lane], levels: tuple[float, ...], room: float) -> Itera
                 yield dict(shares)
             return
         lane = lanes[place]
+        kept = levels[0] * max(0, num_overdue - place - 1)
         if lane.need_bytes <= room:
             for level in reversed(levels):
-                if level <= left + _EPSILON:
+                if level <= left - kept + _EPSILON:
                     chosen = {**shares, lane.id: level}
                     yield from extend(place + 1, left - level, room - lane.need_bytes, chosen)
-            if lane.overdue and levels[0] <= left + _EPSILON:
-                return
-        yield from extend(place + 1, left, room, shares)
+        if not lane.overdue:
+            yield from extend(place + 1, left, room, shares)
 
     return extend(0, 1.0, room, {})
 

@@ -121,27 +121,26 @@ def check(of: Graph, played: Played, *, capacity: float) -> None:
         start_s = started.get(n.id, played.finish_s[n.id])
         assert all(played.finish_s[before] <= start_s + 1e-6 for before in n.after)
     by_id = {n.id: n for n in of.nodes}
-    moments = sorted({span.start_s for span in played.timeline})
-    for device in of.devices:
-        spans = [span for span in played.timeline if span.device == device.id]
-        for moment in moments:
-            running = {
-                (by_id[s.node].pipeline, by_id[s.node].version, "tail")
-                if by_id[s.node].kind == "tail_decode"
-                else s.node: s.share
-                for s in spans
-                if s.start_s + 1e-6 <= moment + 2e-6 < s.end_s
-            }
-            assert sum(running.values()) <= 1 + 1e-6
-            holding = {
-                s.node
-                for s in spans
-                if s.start_s <= moment + 2e-6 < played.finish_s[s.node]
-                and not any(
-                    t.node == s.node and t.device != device.id and t.start_s >= s.end_s - 1e-9
-                    for t in played.timeline
-                )
-            }
-            total_bytes = sum(by_id[id].memory_bytes for id in holding)
-            assert device.memory_bytes is None or total_bytes <= device.memory_bytes
+    for moment_s in sorted({span.start_s for span in played.timeline}):
+        at_s = moment_s + 2e-6
+        running: dict[str, dict[object, float]] = {}
+        for span in played.timeline:
+            if span.device is not None and span.start_s <= at_s < span.end_s:
+                n = by_id[span.node]
+                batch = (n.pipeline, n.version) if n.kind == "tail_decode" else n.id
+                running.setdefault(span.device, {})[batch] = span.share
+        assert all(sum(shares.values()) <= 1 + 1e-6 for shares in running.values())
+        for device in of.devices:
+            used_bytes = sum(n.memory_bytes for n in of.nodes if _holds(played, n, device.id, at_s))
+            assert device.memory_bytes is None or used_bytes <= device.memory_bytes
     assert played.makespan_s >= of.lower_bound_s(capacity=capacity) - 1e-6
+
+
+def _holds(played: Played, n: Node, device: str, at_s: float) -> bool:
+    """It has run there and has neither ended nor moved away."""
+    spans = [span for span in played.timeline if span.node == n.id]
+    past = [span for span in spans if span.start_s <= at_s]
+    if not past or past[-1].device != device or at_s >= played.finish_s[n.id]:
+        return False
+    coming = spans[len(past) :]
+    return at_s < past[-1].end_s or not coming or coming[0].device == device
