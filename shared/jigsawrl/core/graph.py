@@ -72,6 +72,8 @@ class Graph:
         for place, before in enumerate(self.predecessors):
             for other in before:
                 self.successors[other].append(place)
+        self.lanes = _lanes(self.nodes)
+        """By node: its own place, or that of the first tail of its pipeline and step."""
         self.rest_s = [0.0] * len(self.nodes)
         """Longest path behind a node, itself not counted, in full-speed seconds."""
         for place in reversed(range(len(self.nodes))):
@@ -186,3 +188,13 @@ def _topological(nodes: list[Node]) -> tuple[Node, ...]:
         stuck = next(node.id for node in nodes if missing[node.id])
         raise ValueError(f"node {stuck}: waits for itself through a cycle: break the cycle")
     return tuple(by_id[id] for id in ordered)
+
+
+def _lanes(nodes: tuple[Node, ...]) -> list[int]:
+    first: dict[tuple[str, int], int] = {}
+    return [
+        first.setdefault((node.pipeline, node.version), place)
+        if node.kind == "tail_decode"
+        else place
+        for place, node in enumerate(nodes)
+    ]

@@ -168,7 +168,6 @@ class _Search:
             first: critical_path_first(limits.levels, first=first)
             for first in (None, *position.graph.pipelines)
         }
-        self.capacity = position.table.capacity
         self.num_expanded = self.num_candidates = 0
         self.max_nodes = max(1, limits.max_expanded // MIN_PLAYS)
         self.alone_s = {
@@ -249,7 +248,7 @@ class _Search:
     def _cost(self, position: Position) -> tuple[_Cost, float]:
         finish_s = position.estimate_finish_s()
         now_s = self.position.now_s
-        end_s = max([*finish_s.values(), position.estimate_makespan_s(self.capacity)])
+        end_s = max([*finish_s.values(), position.estimate_makespan_s()])
         excess = total = weights = 0.0
         for name, promised in self.terms.items():
             left_s = max(0.0, finish_s[name] - now_s)

@@ -78,6 +78,7 @@ class Position:
         waited so far. `shares`: what is applied now to running nodes. `record`: keep the timeline.
         Every device with a ready node is touched."""
         self.graph, self.table, self.max_hold_s = graph, table, max_hold_s
+        self.capacity = table.capacity
         num_nodes = len(graph.nodes)
         self.now_s = 0.0
         self.num_expanded = 0
@@ -94,7 +95,7 @@ class Position:
         self.device = [
             waits if n.device is None else graph.device_index[n.device] for n in graph.nodes
         ]
-        self.lane = _lanes(graph)
+        self.lane = graph.lanes
         self.missing = [len(before) for before in graph.predecessors]
         self.finish_s: list[float | None] = [None] * num_nodes
         self.pipeline_finish_s = dict.fromkeys(graph.pipelines, 0.0)
@@ -163,7 +164,7 @@ class Position:
     def path_s(self, node: int) -> float:
         """Longest path from now through this node, in full-speed seconds."""
         left_s = self.left_s[node] - (self.now_s - self.since_s[node]) * self.speed[node]
-        return max(left_s, 0.0) + self.graph.rest_s[node]
+        return (left_s if left_s > 0 else 0.0) + self.graph.rest_s[node]
 
     def path_of_s(self, pipeline: str) -> float:
         """Longest path through what is ready of a pipeline: its time alone, from now."""
@@ -182,16 +183,16 @@ class Position:
                 finish_s[name] = max(finish_s[name], self.now_s + self.path_s(node))
         return finish_s
 
-    def estimate_makespan_s(self, capacity: float) -> float:
-        """When the fullest device ends, at `capacity` work per second; tails, which can merge, are
-        left out."""
+    def estimate_makespan_s(self) -> float:
+        """When the fullest device ends, working at its capacity; tails, which can merge, are left
+        out."""
         if not any(self.here):
             return self.now_s
         work_s = [0.0] * len(self.here)
         for node, spec in enumerate(self.graph.nodes):
             if self.finish_s[node] is None and spec.kind != "tail_decode":
                 work_s[self.device[node]] += self.path_s(node) - self.graph.rest_s[node]
-        return self.now_s + max(work_s[:-1], default=0.0) / capacity
+        return self.now_s + max(work_s[:-1], default=0.0) / self.capacity
 
     def overdue(self, node: int) -> bool:
         """Held so long in all that it may not be held again."""
@@ -203,35 +204,39 @@ class Position:
     def assign(self, device: int, shares: Shares) -> None:
         """Run lanes of a device at these shares from now on; a lane starts the nodes that fit."""
         assert sum(shares.values()) <= _OVER, shares
-        running: list[tuple[float, list[int]]] = []
-        lanes = self.lanes(device)
-        for lane in shares:  # one of each first: batch mates may not take a lane's memory
-            if not any(self.started[node] for node in lanes[lane]):
-                node = min(lanes[lane], key=lambda i: self.graph.nodes[i].memory_bytes)
-                started = self._start(node)
-                assert started, "a lane got a share, but fits into no memory"
-        for lane, nodes in lanes.items():
-            share = shares.get(lane, 0.0)
-            members = [n for n in nodes if share > 0 and (self.started[n] or self._start(n))]
-            for node in nodes:
-                self._settle(node)
-                if node not in members:
-                    self._hold(node)
-            if members:
-                running.append((share, members))
-        kinds: tuple[Running, ...] = tuple((self.graph.nodes[m[0]].kind, s) for s, m in running)
-        for (share, members), speed in zip(running, self.table.speeds(kinds), strict=True):
-            speed = speed if len(members) == 1 else speed / BATCH_COST
+        running: dict[int, list[int]] = {lane: [] for lane in shares}
+        starting: list[int] = []
+        for node in self.here[device]:
+            self._settle(node)
+            members = running.get(self.lane[node])
+            if members is None:
+                self._hold(node)
+            elif self.started[node]:
+                members.append(node)
+            else:
+                starting.append(node)
+        if starting:
+            self._start(starting, running)
+        nodes = self.graph.nodes
+        kinds: tuple[Running, ...] = tuple(
+            (nodes[running[lane][0]].kind, share) for lane, share in shares.items()
+        )
+        for (lane, share), speed in zip(shares.items(), self.table.speeds(kinds), strict=True):
+            members = running[lane]
+            if len(members) > 1:
+                speed /= BATCH_COST
             for node in members:
-                self.share[node], self.speed[node] = share, speed
-                self._announce(node, self.now_s + self.left_s[node] / speed)
+                self.share[node] = share
+                if self.speed[node] != speed:  # otherwise its end stands in `events` already
+                    self.speed[node] = speed
+                    self._announce(node, self.now_s + self.left_s[node] / speed)
 
     def move(self, node: int, device: int) -> None:
         """Send a movable node to another device. Both are touched: give them shares next."""
         source = self.device[node]
         assert self.can_move(node, device)
         self._settle(node)
-        self.speed[node] = self.share[node] = 0.0
+        self._hold(node)
         self.left_s[node] += self.graph.nodes[node].move_s
         if self.started[node]:
             self.used_bytes[source] -= self.graph.nodes[node].memory_bytes
@@ -312,21 +317,32 @@ class Position:
             if not self.missing[successor]:
                 self._become_ready(successor)
 
-    def _start(self, node: int) -> bool:
-        device, memory_bytes = self.device[node], self.graph.nodes[node].memory_bytes
-        if memory_bytes > self.free_bytes(device):
-            return False
-        self.used_bytes[device] += memory_bytes
-        self.started[node] = True
-        return True
+    def _start(self, nodes: list[int], running: dict[int, list[int]]) -> None:
+        """Start those that fit and hold the others; one of each lane first, since its mates may not
+        take another lane's memory."""
+        device, specs = self.device[nodes[0]], self.graph.nodes
+        if len(nodes) > 1:
+            nodes.sort(key=lambda node: (specs[node].memory_bytes, node))
+            firsts = {self.lane[node]: node for node in reversed(nodes)}
+            nodes.sort(key=lambda n: firsts[self.lane[n]] != n or bool(running[self.lane[n]]))
+        for node in nodes:
+            if specs[node].memory_bytes <= self.free_bytes(device):
+                self.used_bytes[device] += specs[node].memory_bytes
+                self.started[node] = True
+                running[self.lane[node]].append(node)
+            else:
+                self._hold(node)
+        assert all(running.values()), "a lane got a share, but fits into no memory"
 
     def _settle(self, node: int) -> None:
         """Count what the node did or waited since its speed was set."""
         passed_s = self.now_s - self.since_s[node]
         if passed_s <= 0:
             return
-        if self.speed[node] > 0:
-            self.left_s[node] = max(0.0, self.left_s[node] - passed_s * self.speed[node])
+        speed = self.speed[node]
+        if speed:
+            left_s = self.left_s[node] - passed_s * speed
+            self.left_s[node] = left_s if left_s > 0 else 0.0
             if self.spans is not None:
                 self.spans.append(self._span(node))
         else:
@@ -344,6 +360,8 @@ class Position:
         )
 
     def _hold(self, node: int) -> None:
+        if not self.speed[node] and self.stamp[node]:
+            return  # held already: the end of its hold stands in `events`
         self.share[node] = self.speed[node] = 0.0
         self.stamp[node] += 1
         if self.held_s[node] < self.max_hold_s - SAME_MOMENT_S:
@@ -370,14 +388,3 @@ def play(position: Position, *, policy: Policy, max_nodes: int | None = None) ->
         if not position.advance():
             assert not any(position.here), "held forever"
             return True
-
-
-def _lanes(graph: Graph) -> list[int]:
-    """The lane of a node: its own place, or that of the first tail of its pipeline and step."""
-    first: dict[tuple[str, int], int] = {}
-    return [
-        first.setdefault((node.pipeline, node.version), place)
-        if node.kind == "tail_decode"
-        else place
-        for place, node in enumerate(graph.nodes)
-    ]

@@ -37,6 +37,12 @@ class Lane(NamedTuple):
 
 def eligible(position: Position, device: int) -> list[Lane]:
     """Lanes that may run now: overdue ones first, then by longest path."""
+    if not position.graph.is_tight[device]:
+        lanes = [
+            Lane(lane, 0, any(map(position.overdue, nodes)), max(map(position.path_s, nodes)))
+            for lane, nodes in position.lanes(device).items()
+        ]
+        return sorted(lanes, key=_order)
     free_bytes = position.free_bytes(device)
     lanes = [
         Lane(
@@ -57,7 +63,11 @@ def eligible(position: Position, device: int) -> list[Lane]:
         for lane in lanes
         if not lane.need_bytes or (lane.need_bytes <= free_bytes and (lane.overdue or not starved))
     )
-    return sorted(fitting, key=lambda lane: (not lane.overdue, -lane.path_s, lane.id))
+    return sorted(fitting, key=_order)
+
+
+def _order(lane: Lane) -> tuple[bool, float, int]:
+    return not lane.overdue, -lane.path_s, lane.id
 
 
 def splits(position: Position, device: int, *, levels: tuple[float, ...] = LEVELS) -> list[Shares]:
@@ -122,6 +132,9 @@ def critical_path_first(levels: tuple[float, ...] = LEVELS, *, first: str | None
     the pipeline `first` go before those of longer paths."""
 
     def policy(position: Position, device: int) -> Shares:
+        here = position.here[device]
+        if len(here) == 1:
+            return {position.lane[here[0]]: 1.0}
         lanes = eligible(position, device)
         if first is not None and len(lanes) > 1:
             nodes = position.graph.nodes
@@ -154,6 +167,8 @@ def _keeping_overdue(lanes: list[Lane], room: float, levels: tuple[float, ...]) 
 
 def _first_share(position: Position, pair: list[Lane], levels: tuple[float, ...]) -> float:
     """Share of the first of two lanes with which they get on fastest in total; 1 = take turns."""
+    if position.capacity <= _GAIN:
+        return 1.0
     one, two = (position.graph.nodes[lane.id].kind for lane in pair)
     best, share = _GAIN, 1.0
     for level in levels[-2::-1]:

@@ -5,7 +5,6 @@ from statistics import fmean
 
 from jigsawrl.core.lookahead import Limits, greedy, look_ahead, play_deciding
 from jigsawrl.core.play import Position
-from jigsawrl.core.slowdown import SlowdownTable
 from jigsawrl.core.splits import moves, splits
 from tests.unit.core.graphs import CPU, GPU, LEVELS, position, random_graph
 
@@ -17,8 +16,7 @@ class Exhaustive:
     """Tries every merge and split at every event. Cuts off what can't beat the best, by the bounds
     that play itself gives, and what was reached before as early."""
 
-    def __init__(self, table: SlowdownTable, *, known_s: float) -> None:
-        self.capacity = table.capacity
+    def __init__(self, *, known_s: float) -> None:
         self.best_s = known_s
         self.num_positions = 0
         self.seen: dict[object, float] = {}
@@ -27,7 +25,7 @@ class Exhaustive:
         self.num_positions += 1
         assert self.num_positions < MAX_POSITIONS, "too large a graph for this test"
         finish_s = max(at.estimate_finish_s().values())
-        if max(finish_s, at.estimate_makespan_s(self.capacity)) >= self.best_s - 1e-9:
+        if max(finish_s, at.estimate_makespan_s()) >= self.best_s - 1e-9:
             return
         left = (
             -1.0 if ended is not None else round(at.path_s(node), 6)
@@ -69,7 +67,7 @@ def test_look_ahead_is_near_the_optimum_on_random_graphs() -> None:
             ).makespan_s
             for choose in (look_ahead, greedy)
         )
-        search = Exhaustive(table, known_s=min(makespan_s, greedy_s))
+        search = Exhaustive(known_s=min(makespan_s, greedy_s))
         search.decide(position(made, table))
         ahead.append(makespan_s / search.best_s)
         at_once.append(greedy_s / search.best_s)
