@@ -64,7 +64,8 @@ class Graph:
         self.nodes = _topological(given)
         self.index = {node.id: place for place, node in enumerate(self.nodes)}
         for node in self.nodes:
-            self._check_memory(node)
+            if node.memory_bytes:
+                self._check_memory(node)
         self.predecessors = [
             [self.index[id] for id in dict.fromkeys(node.after)] for node in self.nodes
         ]
@@ -82,13 +83,16 @@ class Graph:
                 self.rest_s[place] = max(self.rest_s[place], path_s)
         self.pipelines = tuple(dict.fromkeys(node.pipeline for node in self.nodes))
 
-        self.is_tight = [self._is_tight(device) for device in self.devices]
+        total_bytes = dict.fromkeys(self.device_index, 0)
+        for node in self.nodes:
+            if node.memory_bytes and node.device is not None:
+                for name in (node.device, *node.movable_to):
+                    total_bytes[name] += node.memory_bytes
+        self.is_tight = [
+            device.memory_bytes is not None and total_bytes[device.id] > device.memory_bytes
+            for device in self.devices
+        ]
         """By device: its nodes would not all fit at once, so that a start can be in another's way."""
-
-    def _is_tight(self, device: DeviceBudget) -> bool:
-        homes = (n for n in self.nodes if device.id in (n.device, *n.movable_to))
-        total_bytes = sum(node.memory_bytes for node in homes)
-        return device.memory_bytes is not None and total_bytes > device.memory_bytes
 
     def _check_memory(self, node: Node) -> None:
         for name in (node.device, *node.movable_to):

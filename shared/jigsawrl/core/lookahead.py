@@ -53,9 +53,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     levels: tuple[float, ...] = LEVELS
     """Shares that the device's actuator can set, rising; the last is 1."""
-    max_expanded: int = 400
-    """Nodes that end in all plays together, of which the last play may exceed it by its own. About
-    20 us each, so that a decision stays under 10 ms."""
+    max_expanded: int = 200
+    """Nodes that end in all plays together; the last play may exceed it by its own. About 40 us each
+    on the x86-64 cores at hand, so that a decision stays near 10 ms; on graphs of two to eight
+    devices ten times as many gave no better makespan."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
