@@ -19,9 +19,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
-from jigsawrl.core.play import BATCH_COST, Move, Played, Policy, Position, Shares, play
+from jigsawrl.core.play import BATCH_COST, Move, Policy, Position, Shares, play
 from jigsawrl.core.slowdown import LEVELS
 from jigsawrl.core.splits import critical_path_first, moves, splits
+from jigsawrl.core.timeline import Played
 
 FINISH_WEIGHT = 0.05
 """Of the weighted mean finish beside the makespan. Between equal makespans the one counts that lets

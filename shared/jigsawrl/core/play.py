@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from heapq import heappop, heappush
 
-import msgspec
-
 from jigsawrl.core.graph import Graph
 from jigsawrl.core.slowdown import Running, SlowdownTable
+from jigsawrl.core.timeline import Played, Span
 
 BATCH_COST = 1.2
 """An iteration over several tails costs at most this times one over a single sequence: that is how
@@ -34,27 +33,6 @@ Move = tuple[int, int]
 
 Shares = Mapping[int, float]
 """Share by lane, each above 0; a lane that is absent is held."""
-
-
-class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of time in which a node ran at one share; waits have no device and share 0."""
-
-    node: str
-    device: str | None
-    share: float
-    start_s: float
-    end_s: float
-
-
-class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of playing a graph; times are seconds from the start."""
-
-    makespan_s: float
-    finish_s: dict[str, float]
-    """By node id."""
-    pipeline_finish_s: dict[str, float]
-    timeline: tuple[Span, ...]
-    """In order of their ends."""
 
 
 class Position:
@@ -102,6 +80,12 @@ class Position:
         self.here: list[list[int]] = [[] for _ in range(waits + 1)]
         """Ready and running nodes by device; the last entry: waits."""
         self.used_bytes = [0] * (waits + 1)
+        self.is_counted = [n.device is not None and n.kind != "tail_decode" for n in graph.nodes]
+        self.work_s = [0.0] * waits
+        """By device: work left of its nodes that can't move, as far as it is settled."""
+        for node, counted in enumerate(self.is_counted):
+            if counted:
+                self.work_s[self.device[node]] += self.left_s[node]
         self.stamp = [0] * num_nodes
         self.events: list[tuple[float, int, int]] = []
         """Heap of (when, node, stamp): it ends, or its hold has been too long."""
@@ -139,7 +123,8 @@ class Position:
             setattr(other, name, list(getattr(self, name)))
         other.finish_s, other.stamp, other.events = [*self.finish_s], [*self.stamp], [*self.events]
         other.pipeline_finish_s = dict(self.pipeline_finish_s)
-        other.here, other.used_bytes = [[*nodes] for nodes in self.here], [*self.used_bytes]
+        other.here = [[*nodes] for nodes in self.here]
+        other.used_bytes, other.work_s = [*self.used_bytes], [*self.work_s]
         other.spans, other.touched = None, set(self.touched)
         return other
 
@@ -186,13 +171,13 @@ class Position:
     def estimate_makespan_s(self) -> float:
         """When the fullest device ends, working at its capacity; tails, which can merge, are left
         out."""
-        if not any(self.here):
-            return self.now_s
-        work_s = [0.0] * len(self.here)
-        for node, spec in enumerate(self.graph.nodes):
-            if self.finish_s[node] is None and spec.kind != "tail_decode":
-                work_s[self.device[node]] += self.path_s(node) - self.graph.rest_s[node]
-        return self.now_s + max(work_s[:-1], default=0.0) / self.capacity
+        latest_s = 0.0
+        for left_s, here in zip(self.work_s, self.here[:-1], strict=True):
+            for node in here:
+                if self.is_counted[node]:
+                    left_s -= (self.now_s - self.since_s[node]) * self.speed[node]
+            latest_s = max(latest_s, left_s)
+        return self.now_s + latest_s / self.capacity
 
     def overdue(self, node: int) -> bool:
         """Held so long in all that it may not be held again."""
@@ -207,8 +192,10 @@ class Position:
         running: dict[int, list[int]] = {lane: [] for lane in shares}
         starting: list[int] = []
         for node in self.here[device]:
-            self._settle(node)
             members = running.get(self.lane[node])
+            if members is None and not self.speed[node] and self.stamp[node]:
+                continue  # held as before
+            self._settle(node)
             if members is None:
                 self._hold(node)
             elif self.started[node]:
@@ -301,6 +288,8 @@ class Position:
 
     def _end(self, node: int) -> None:
         self._settle(node)
+        if self.is_counted[node]:
+            self.work_s[self.device[node]] -= self.left_s[node]
         self.finish_s[node] = self.now_s
         self.speed[node] = 0.0
         self.stamp[node] += 1
@@ -341,8 +330,10 @@ class Position:
             return
         speed = self.speed[node]
         if speed:
-            left_s = self.left_s[node] - passed_s * speed
-            self.left_s[node] = left_s if left_s > 0 else 0.0
+            done_s = min(passed_s * speed, self.left_s[node])
+            self.left_s[node] -= done_s
+            if self.is_counted[node]:
+                self.work_s[self.device[node]] -= done_s
             if self.spans is not None:
                 self.spans.append(self._span(node))
         else:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from jigsawrl.contract.message import SubStageKind
 from jigsawrl.core.graph import DeviceBudget, Graph, Node
-from jigsawrl.core.play import Played, Position
+from jigsawrl.core.play import Position
 from jigsawrl.core.slowdown import CPU_SLOT, SlowdownProfile, SlowdownRow, SlowdownTable
+from jigsawrl.core.timeline import Played
 
 CPU = SlowdownTable(CPU_SLOT)
 
