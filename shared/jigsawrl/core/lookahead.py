@@ -182,8 +182,12 @@ class _Search:
         self.default_makespan_s = self.makespan_s
 
     def climb(self) -> None:
-        """Go over to better neighbours until there are none, or the bound is reached."""
-        improved = True
+        """Go over to better neighbours until there are none, or the bound is reached. Where there is
+        but one thing to do now, there is nothing to search."""
+        improved = bool(moves(self.position, self.devices)) or any(
+            len(splits(self.position, device, levels=self.limits.levels)) > 1
+            for device in self.devices
+        )
         while improved:
             improved = False
             for candidate in self.alternatives():
@@ -206,8 +210,9 @@ class _Search:
                 yield _Choice(self.best.moves, {}, first)
         after = self._at(self.best.moves)
         for device in sorted(self.devices | after.touched, key=lambda d: (-_path_s(after, d), d)):
+            listed = self.policies[self.best.first](after, device)
             for split in splits(after, device, levels=self.limits.levels):
-                if split != self.best.shares.get(device):
+                if split != self.best.shares.get(device, listed):
                     yield _Choice(
                         self.best.moves, {**self.best.shares, device: split}, self.best.first
                     )
@@ -261,7 +266,7 @@ class _Search:
                 cap_s = promised.max_slowdown * alone_s
                 excess += promised.weight * max(0.0, promised.elapsed_s + left_s - cap_s)
         makespan_s = end_s - now_s
-        return (excess, makespan_s + FINISH_WEIGHT * total / weights), makespan_s
+        return (excess, makespan_s + FINISH_WEIGHT * total / (weights or 1.0)), makespan_s
 
 
 def _better(cost: _Cost, than: _Cost) -> bool:

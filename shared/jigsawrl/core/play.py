@@ -90,21 +90,24 @@ class Position:
         self.events: list[tuple[float, int, int]] = []
         """Heap of (when, node, stamp): it ends, or its hold has been too long."""
         self.spans: list[Span] | None = [] if record else None
-        for node, is_started in enumerate(self.started):
-            if is_started:
-                self.used_bytes[self.device[node]] += graph.nodes[node].memory_bytes
         self.touched: set[int] = set()
         for node, missing in enumerate(self.missing):
+            if self.started[node]:
+                assert not missing, "started before what it depends on"
+                self.used_bytes[self.device[node]] += graph.nodes[node].memory_bytes
             if not missing:
                 self._become_ready(node)
-            assert not missing or not self.started[node], "started before what it depends on"
-        applied: dict[int, dict[int, float]] = {}
-        for id, share in (shares or {}).items():
-            node = graph.index[id]
+        self._resume(shares or {})
+
+    def _resume(self, shares: Mapping[str, float]) -> None:
+        """Apply shares by node id, as they are now."""
+        lanes: dict[int, dict[int, float]] = {}
+        for id, share in shares.items():
+            node = self.graph.index[id]
             if share > 0:
-                applied.setdefault(self.device[node], {})[self.lane[node]] = share
-        for place, lanes in applied.items():
-            self.assign(place, lanes)
+                lanes.setdefault(self.device[node], {})[self.lane[node]] = share
+        for device in sorted(lanes):
+            self.assign(device, lanes[device])
 
     def copy(self) -> Position:
         """The same moment, without a timeline."""

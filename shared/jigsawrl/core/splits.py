@@ -123,7 +123,17 @@ def moves(position: Position, devices: set[int]) -> list[tuple[Move, ...]]:
         merge
         for merge in dict.fromkeys(found)
         if merge and all(position.can_move(node, device) for node, device in merge)
+        if _has_room(position, merge)
     ]
+
+
+def _has_room(position: Position, merge: tuple[Move, ...]) -> bool:
+    """The memory of all that moves to a device fits there together."""
+    coming: dict[int, int] = {}
+    for node, device in merge:
+        if position.started[node]:
+            coming[device] = coming.get(device, 0) + position.graph.nodes[node].memory_bytes
+    return all(needed <= position.free_bytes(device) for device, needed in coming.items())
 
 
 def critical_path_first(levels: tuple[float, ...] = LEVELS, *, first: str | None = None) -> Policy:

@@ -111,6 +111,20 @@ def test_a_move_that_costs_more_than_it_gains_is_not_made() -> None:
     assert not decide(graph(*tails, node("b.1", "d1", 9))).moves
 
 
+@pytest.mark.parametrize(("memory_bytes", "num_moves"), [(10, 0), (12, 2)])
+def test_tails_merge_only_where_all_their_memory_fits(memory_bytes: int, num_moves: int) -> None:
+    devices = ["d0", "d1", "d2"]
+    tails = [
+        node(f"a.{i}", f"d{i}", 6, kind="tail_decode", memory_bytes=4, movable_to=devices)
+        for i in range(3)
+    ]
+    ranks = [node(f"b.{i}", f"d{i}", 9, kind="forward_backward") for i in (1, 2)]
+    made = graph(*tails, *ranks, memory_bytes=memory_bytes)
+    ids = ["a.0", "a.1", "a.2"]
+    start = Position(made, CPU, max_hold_s=1e6, started=ids, shares=dict.fromkeys(ids, 1.0))
+    assert len(look_ahead(start, terms={}, limits=LIMITS).moves) == num_moves
+
+
 def test_a_tail_moves_to_a_device_that_has_become_idle() -> None:
     tail = node("a.1", "d0", 6, kind="tail_decode", movable_to=["d1"], move_s=0.5)
     start = position(graph(tail, node("b.1", "d0", 6), node("c.1", "d1", 1)))
@@ -163,6 +177,13 @@ def test_any_number_of_pipelines_shares_a_device(num_pipelines: int) -> None:
         check(made, played, capacity=1)
         starts = {s.node: s.start_s for s in reversed(played.timeline)}
         assert max(starts.values()) <= 3 + 1e-6
+
+
+def test_where_there_is_one_thing_to_do_nothing_is_searched() -> None:
+    made = graph(node("a.1", "d0", 5), node("b.1", "d1", 5), node("b.2", "d0", 5, after=["b.1"]))
+    assert decide(made).num_candidates == 1
+    empty = look_ahead(Position(Graph([], devices=[]), CPU, max_hold_s=1), terms={}, limits=LIMITS)
+    assert not empty.shares
 
 
 def test_only_touched_devices_get_new_shares() -> None:
