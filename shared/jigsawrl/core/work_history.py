@@ -28,6 +28,9 @@ OCCASIONAL: frozenset[SubStageKind] = frozenset({"evaluation", "checkpoint"})
 _CORRECTION = (0.25, 4.0)
 """Bounds of observed over predicted progress: its first iterations say little about a sub-stage."""
 
+_MAX_SILENT = 3
+"""Steps after which a tenant without a sign of work no longer counts: it was placed away."""
+
 _LAST_FRACTION = 0.02
 """Of the predicted work is left, at least, of what has not ended; 0 would promise the end at once."""
 
@@ -75,6 +78,8 @@ class TenantHistory(msgspec.Struct):
 
     device: str | None
     costs: dict[SubStageKind, Cost] = {}
+    num_silent: int = 0
+    """Steps closed since it was last observed."""
 
 
 class WorkHistory(msgspec.Struct):
@@ -112,8 +117,11 @@ def close(history: WorkHistory, *, version: int) -> tuple[Comparison, ...]:
     """The step that started from `version` has ended: average what was observed of versions up to it.
     Returns how far predictions were off; nothing for what had none."""
     compared: list[Comparison] = []
-    for name, tenant in history.tenants.items():
+    for name, tenant in list(history.tenants.items()):
         closing = {v for cost in tenant.costs.values() for v in cost.open if v <= version}
+        tenant.num_silent = 0 if closing else tenant.num_silent + 1
+        if tenant.num_silent > _MAX_SILENT and not OCCASIONAL.issuperset(tenant.costs):
+            del history.tenants[name]
         for at in sorted(closing):
             for kind, cost in tenant.costs.items():
                 total = cost.open.pop(at, None)
@@ -134,6 +142,13 @@ def close(history: WorkHistory, *, version: int) -> tuple[Comparison, ...]:
                 _average(cost, total)
     history.num_steps += 1
     return tuple(compared)
+
+
+def reopen(history: WorkHistory, *, version: int) -> None:
+    """A rollback to `version`: drop what was observed of steps that are not closed and run again."""
+    for tenant in history.tenants.values():
+        for cost in tenant.costs.values():
+            cost.open = {at: total for at, total in cost.open.items() if at < version}
 
 
 def left_s(cost: Cost, *, version: int) -> float:

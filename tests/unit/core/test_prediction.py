@@ -1,15 +1,25 @@
 """What steps cost, and the graph that is predicted from it."""
 
+from functools import partial
 from itertools import pairwise
 
 import msgspec
 import pytest
 
 from jigsawrl.contract.message import SubStageKind
-from jigsawrl.core.graph import DeviceBudget, Graph
+from jigsawrl.core.graph import DeviceBudget, Graph, Node
+from jigsawrl.core.lookahead import Limits, look_ahead, play_deciding
+from jigsawrl.core.play import Position
 from jigsawrl.core.prediction import Outlook, predict
 from jigsawrl.core.slowdown import Running
-from jigsawrl.core.work_history import Observation, WorkHistory, close, median_error, observe
+from jigsawrl.core.work_history import (
+    Observation,
+    WorkHistory,
+    close,
+    median_error,
+    observe,
+    reopen,
+)
 from tests.unit.core.graphs import CPU, position
 
 STEP: dict[tuple[str, str | None], dict[SubStageKind, float]] = {
@@ -106,6 +116,28 @@ def test_a_step_of_another_boot_or_without_a_kind_counts(history: WorkHistory) -
     nodes = {n.id: n for n in predict(history, Outlook(pipeline="p", version=4))}
     assert nodes["p/v4/p.rollout0/tail_decode"].work_s == 1.5
     assert nodes["p/v4/p.rollout1/tail_decode"].work_s == 5
+
+
+def test_a_tenant_that_was_placed_away_is_forgotten(history: WorkHistory) -> None:
+    for version in range(3, 8):
+        if version < 7:
+            assert "v9/p.rollout1/prefill" in ids(history, Outlook(pipeline="p", version=9))
+        observe(history, seen(version, "prefill", 1), table=CPU)
+        close(history, version=version)
+    assert set(history.tenants) == {"p.rollout0"}
+
+
+def test_an_evaluation_may_be_long_ago(history: WorkHistory) -> None:
+    observe(history, seen(3, "evaluation", 2, tenant="p.evaluation0"), table=CPU)
+    for version in range(3, 12):
+        step(history, version)
+    assert "p.evaluation0" in history.tenants
+
+
+def test_after_a_rollback_a_step_counts_once(history: WorkHistory) -> None:
+    observe(history, seen(3, "prefill", 1), table=CPU)
+    reopen(history, version=3)
+    assert median_error(step(history, 3)) == 0
 
 
 def test_nonsense_is_left_out(history: WorkHistory) -> None:
@@ -240,3 +272,22 @@ def test_the_error_is_the_median_of_relative_ones() -> None:
     assert median_error([]) is None
     assert median_error([(1.0, 0.0)]) is None
     assert median_error([(1.0, 1.0), (3.0, 2.0), (1.0, 4.0)]) == 0.5
+
+
+def test_two_predicted_pipelines_fill_each_others_waits() -> None:
+    nodes: list[Node] = []
+    for name, wait_s in (("p", 4.0), ("q", 5.0)):
+        history = WorkHistory()
+        observe(history, seen(0, "tool_wait", wait_s), table=CPU)
+        observe(history, seen(0, "tool_wait", wait_s, tenant="p.rollout1"), table=CPU)
+        step(history, 0)
+        nodes += predict(history, Outlook(pipeline=name, version=1, move_s=0.1))
+    devices = [DeviceBudget(id="d0"), DeviceBudget(id="d1")]
+    decide = partial(look_ahead, terms={}, limits=Limits())
+    together, *alone = (
+        play_deciding(
+            Position(Graph(some, devices=devices), CPU, max_hold_s=60), decide=decide
+        ).makespan_s
+        for some in (nodes, *([n for n in nodes if n.pipeline == p] for p in "pq"))
+    )
+    assert sum(alone) / together > 1.3
