@@ -15,7 +15,7 @@ from jigsawrl.core.slowdown import LEVELS
 
 MAX_LANES = 3
 """Lanes whose splits are enumerated: those of the longest paths. Three lanes in quarters are 15
-splits, four are 35; a device of more tenants still offers equal shares for all of them."""
+splits, four are 35; more lanes may still have equal shares, as long as there is a level for that."""
 
 MAX_TARGETS = 2
 """Targets tried per tail: a third one is rarely better, and each costs a whole play."""
@@ -83,7 +83,7 @@ def splits(position: Position, device: int, *, levels: tuple[float, ...] = LEVEL
     others = [lane for lane in lanes if not lane.overdue]
     first = [*overdue, *others[: max(0, MAX_LANES - len(overdue))]]
     found = list(_maximal(first, levels, room))
-    if len(lanes) > MAX_LANES:
+    if len(lanes) > MAX_LANES and len(lanes) * levels[0] <= 1 + _EPSILON:
         found.append(_equal(_together(lanes, room), levels))
     idle = not overdue and all(lane.need_bytes for lane in lanes)
     if idle and position.graph.is_tight[device]:
@@ -157,8 +157,7 @@ def critical_path_first(levels: tuple[float, ...] = LEVELS, *, first: str | None
         pair = _together(lanes[:2], room)
         if len(pair) < 2:
             return {pair[0].id: 1.0}
-        share = _first_share(position, pair, levels)
-        return {pair[0].id: share, pair[1].id: 1 - share} if share < 1 else {pair[0].id: 1.0}
+        return _best_pair(position, pair, levels)
 
     return policy
 
@@ -170,22 +169,31 @@ def _keeping_overdue(lanes: list[Lane], room: float, levels: tuple[float, ...]) 
     if len(overdue) * levels[0] > 1 + _EPSILON:
         return _equal(overdue, levels)
     shares = {lane.id: levels[0] for lane in overdue}
-    left = 1 - levels[0] * len(overdue)
     top = next((lane.id for lane in chosen if not lane.overdue), overdue[0].id)
-    return {**shares, top: shares.get(top, 0.0) + left} if left > _EPSILON else shares
+    left = 1 - levels[0] * len(overdue) + shares.get(top, 0.0)
+    share = _level(levels, left)
+    return shares if share is None else {**shares, top: share}
 
 
-def _first_share(position: Position, pair: list[Lane], levels: tuple[float, ...]) -> float:
-    """Share of the first of two lanes with which they get on fastest in total; 1 = take turns."""
+def _best_pair(position: Position, pair: list[Lane], levels: tuple[float, ...]) -> Shares:
+    """Shares with which two lanes get on fastest in total; the first alone where sharing gains
+    nothing."""
+    best, shares = _GAIN, {pair[0].id: 1.0}
     if position.capacity <= _GAIN:
-        return 1.0
+        return shares
     one, two = (position.graph.nodes[lane.id].kind for lane in pair)
-    best, share = _GAIN, 1.0
     for level in levels[-2::-1]:
-        total = sum(position.table.speeds(((one, level), (two, 1 - level))))
-        if total > best + _EPSILON:
-            best, share = total, level
-    return share
+        other = _level(levels, 1 - level)
+        if other is not None:
+            total = sum(position.table.speeds(((one, level), (two, other))))
+            if total > best + _EPSILON:
+                best, shares = total, {pair[0].id: level, pair[1].id: other}
+    return shares
+
+
+def _level(levels: tuple[float, ...], share: float) -> float | None:
+    """The largest level within `share`."""
+    return max((level for level in levels if level <= share + _EPSILON), default=None)
 
 
 def _together(lanes: list[Lane], room: float) -> list[Lane]:
@@ -202,8 +210,7 @@ def _equal(lanes: list[Lane], levels: tuple[float, ...]) -> Shares:
     """The same level for all; below the lowest, where an actuator with fixed levels must refuse, only
     for more lanes than there are levels for."""
     equal = 1 / len(lanes)
-    share = max((level for level in levels if level <= equal + _EPSILON), default=equal)
-    return {lane.id: share for lane in lanes}
+    return {lane.id: _level(levels, equal) or equal for lane in lanes}
 
 
 def _maximal(lanes: list[Lane], levels: tuple[float, ...], room: float) -> Iterator[Shares]:

@@ -128,6 +128,22 @@ def test_any_choice_from_the_action_space_keeps_the_rules(
         check(made, start.played(), capacity=table.capacity)
 
 
+@given(st.integers(0, 10_000), st.sampled_from([CPU, GPU]), st.sampled_from([2.0, 1e6]))
+@settings(deadline=None, max_examples=100)
+def test_shares_are_levels_that_the_device_has(
+    seed: int, table: SlowdownTable, max_hold_s: float
+) -> None:
+    levels = (0.3, 0.6, 1.0)
+    for policy in (
+        critical_path_first(levels),
+        lambda at, device: splits(at, device, levels=levels)[-1],
+    ):
+        start = Position(random_graph(seed), table, max_hold_s=max_hold_s, record=True)
+        play(start, policy=policy)
+        used = {span.share for span in start.played().timeline if span.device is not None}
+        assert used <= {*levels, *(1 / n for n in range(4, 10))}
+
+
 def test_a_copy_goes_its_own_way() -> None:
     start = position(random_graph(5), GPU)
     other = start.copy()
