@@ -24,7 +24,6 @@ def lines_of(event: dict) -> list[str]:
         return [
             f"{event['worker']['id']:<28} {span['kind']:<18} version {span['version']:<4}"
             f" {span['duration_s'] * 1000:8.1f} ms  {span['num_tokens']:>7} tokens"
-            f"  share {span['share']:.2f}"
             for span in event["spans"]
         ]
     if kind == "version_published":
@@ -39,6 +38,9 @@ def lines_of(event: dict) -> list[str]:
     if kind in ("sequences_finished", "sequences_rewarded"):
         done = event.get("finished", event.get("rewarded", ()))
         return [f"{event['worker']['id']:<28} {kind.replace('_', ' ')}: {len(done)}"]
+    if kind == "shares_applied":
+        parts = [f"{entry['tenant']} {entry['applied']:.2f}" for entry in event["shares"]]
+        return [f"{event['device']:<28} divided by {event['mechanism']}: {', '.join(parts)}"]
     if kind in ("tick", "heartbeat"):
         return []
     worker = event.get("worker") or {"id": event.get("pipeline") or "cluster"}

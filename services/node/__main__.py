@@ -12,6 +12,8 @@ from pathlib import Path
 from jigsawrl.bus.client import connect
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.streams import check_name
+from jigsawrl.devices.cpu import CpuActuator
+from jigsawrl.devices.undivided import UndividedActuator
 from jigsawrl.observe import configure_logging
 from services.node.devices import discover
 from services.node.node import Node
@@ -52,6 +54,7 @@ def main() -> int:
             bus,
             identity,
             devices,
+            actuators={"cpu": CpuActuator(), "cuda": UndividedActuator("cuda")},
             url=arguments.url,
             state_folder=arguments.state_dir,
             runs_folder=arguments.runs_folder,

@@ -7,22 +7,33 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import structlog
 
 from jigsawrl.bus.base import Bus
-from jigsawrl.contract.commands import Command, RestartTenant, StartTenant, StopTenant
+from jigsawrl.contract.commands import (
+    Command,
+    RestartTenant,
+    SetShares,
+    StartTenant,
+    StopTenant,
+)
 from jigsawrl.contract.events import (
     Heartbeat,
     NodeStarted,
     NodeStopped,
+    SharesApplied,
     WorkerExited,
     WorkerFailed,
 )
 from jigsawrl.contract.message import Worker, message_id
 from jigsawrl.contract.spec import Device
+from jigsawrl.devices.base import Actuator
+from jigsawrl.devices.cgroups import remove_leftovers
 from services.node.leftovers import Leftovers
+from services.node.shares import Shares
 from services.node.tenant import TenantCommand, TenantProcess
 
 log = structlog.get_logger()
@@ -39,6 +50,7 @@ class Node:
         identity: Worker,
         devices: tuple[Device, ...],
         *,
+        actuators: Mapping[str, Actuator],
         url: str,
         state_folder: Path,
         runs_folder: Path,
@@ -51,6 +63,9 @@ class Node:
         self._logs = state_folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._leftovers = Leftovers(state_folder / "processes.json")
+        self._shares = Shares(
+            {device.id: actuators[device.kind] for device in devices}, pid_of=self._pid_of
+        )
         self._tenants: dict[str, TenantProcess] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         """Tenants that were told to stop: beside the command loop, so that a slow one delays neither
@@ -63,6 +78,9 @@ class Node:
         num_killed = self._leftovers.kill_all()
         if num_killed:
             log.warning("killed what an earlier node left behind", num_processes=num_killed)
+        num_removed = await asyncio.to_thread(remove_leftovers)
+        if num_removed:
+            log.warning("removed control groups of dead nodes", num_groups=num_removed)
         await self._bus.bind_commands(self._identity)
         log.info("ready", node=self._identity.id, devices=list(self._devices))
         await self._bus.publish_event(
@@ -74,6 +92,7 @@ class Node:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beat())
+            group.create_task(self._tell_shares())
             group.create_task(self._bus.consume_commands(self._identity, self._on_command))
 
     async def stop(self, reason: str) -> None:
@@ -81,6 +100,7 @@ class Node:
         for tenant in list(self._tenants):
             self._end(tenant)
         await asyncio.gather(*self._ending.values())
+        await self._shares.restore()
         await self._bus.publish_event(
             NodeStopped(id=self._new_id(NodeStopped.tag()), node=self._identity, reason=reason)
         )
@@ -91,6 +111,25 @@ class Node:
                 Heartbeat(id=self._new_id(Heartbeat.tag()), node=self._identity)
             )
             await asyncio.sleep(HEARTBEAT_PERIOD_S)
+
+    async def _tell_shares(self) -> None:
+        while True:
+            report = await self._shares.reports.get()
+            await self._bus.publish_event(
+                SharesApplied(
+                    id=self._new_id(SharesApplied.tag()),
+                    cause=report.cause,
+                    node=self._identity,
+                    device=report.device,
+                    shares=report.shares,
+                    mechanism=report.mechanism,
+                    fell_back=report.fell_back,
+                )
+            )
+
+    def _pid_of(self, tenant: str) -> int | None:
+        process = self._tenants.get(tenant)
+        return None if process is None else process.pid
 
     async def _on_command(self, command: Command) -> None:
         if command.leader_epoch < self._leader_epoch:
@@ -105,15 +144,19 @@ class Node:
             process = self._tenants.get(command.tenant)
             if process is not None and process.restart(command.boot):
                 log.info("restarting", tenant=command.tenant)
+        elif isinstance(command, SetShares):
+            await self._shares.divide(command.device, dict(command.shares), cause=command.id)
 
     def _end(self, tenant: str) -> None:
         process = self._tenants.pop(tenant, None)
+        self._shares.remove(tenant)
         if process is not None:
             self._ending[tenant] = asyncio.create_task(self._stop_one(tenant, process))
 
     async def _stop_one(self, tenant: str, process: TenantProcess) -> None:
         try:
             await process.stop()
+            await self._shares.let_go()
             log.info("stopped", tenant=tenant)
         finally:
             del self._ending[tenant]
@@ -130,9 +173,12 @@ class Node:
         if command.tenant in self._ending:  # two processes of one name must not meet
             await asyncio.wait([self._ending[command.tenant]])
         log.info("starting", tenant=command.tenant, device=command.device)
+        if command.device is not None:
+            self._shares.add(command.tenant, device=command.device, share=command.share)
         self._tenants[command.tenant] = TenantProcess(
             self._tenant_command(command),
             self._leftovers,
+            on_start=lambda: self._shares.started(command.tenant),
             on_exit=lambda worker, code, reason: self._exited(
                 command.pipeline, worker, code, reason
             ),

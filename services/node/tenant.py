@@ -1,6 +1,6 @@
 """One tenant process under supervision: start, restart with a backoff, give up, stop.
 
-It knows nothing of the bus: what happened is told by two callbacks, which the node turns into events.
+It knows nothing of the bus: what happened is told by callbacks, which the node turns into events.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ class TenantProcess:
         command: TenantCommand,
         leftovers: Leftovers,
         *,
+        on_start: Callable[[], Awaitable[None]],
         on_exit: Callable[[Worker, int, str], Awaitable[None]],
         on_failure: Callable[[Worker, str], Awaitable[None]],
     ) -> None:
         self._command = command
         self._leftovers = leftovers
+        self._on_start = on_start
         self._on_exit = on_exit
         self._on_failure = on_failure
         self._process: asyncio.subprocess.Process | None = None
@@ -56,6 +58,12 @@ class TenantProcess:
         """Boot that was killed for no fault of its own."""
         self._stopping = False
         self._task = asyncio.create_task(self._supervise())
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs; None where none does."""
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
 
     def restart(self, boot: str) -> bool:
         """SIGKILL for the whole process group of `boot`, if it runs; the next starts at once, and this
@@ -131,6 +139,7 @@ class TenantProcess:
         pid = self._process.pid
         try:
             self._leftovers.add(pid)
+            await self._on_start()
             return await self._process.wait()
         finally:
             # Children of the tenant (scorers, data loaders) must not outlive it.

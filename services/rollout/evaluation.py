@@ -18,7 +18,6 @@ from jigsawrl.contract.requests import Answer, HeldOutQuery, Problem, Score, Sco
 from jigsawrl.models.weights import unpack
 from services.rollout.build import build_engine
 from services.rollout.engine.base import Engine, Generated, SequenceStart
-from services.rollout.substages import SHARE
 from services.run import Context
 
 log = structlog.get_logger()
@@ -103,7 +102,6 @@ class Evaluation:
                 duration_s=duration_s,
                 num_iterations=1,
                 num_tokens=num_tokens,
-                share=SHARE,
             ),
         )
 

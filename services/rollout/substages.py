@@ -7,9 +7,6 @@ import msgspec
 from jigsawrl.contract.events import SubStage
 from jigsawrl.contract.message import SubStageKind
 
-SHARE = 1.0
-"""Of the device; share actuators come with multiplexing."""
-
 
 class SubStages:
     """What was done since the last `take`."""
@@ -36,7 +33,6 @@ class SubStages:
                 duration_s=0.0,
                 num_iterations=0,
                 num_tokens=0,
-                share=SHARE,
             )
         self._spans[kind, version] = msgspec.structs.replace(
             span,

@@ -33,7 +33,6 @@ class Spans:
                 duration_s=time.monotonic() - start,
                 num_iterations=num_iterations,
                 num_tokens=num_tokens,
-                share=1.0,  # a trainer has its device's whole slot until shares are actuated
             )
         )
 

@@ -30,14 +30,13 @@ async def test_the_example_prints_sub_stages_as_text(own_server: EmbeddedServer)
                 duration_s=0.25,
                 num_iterations=8,
                 num_tokens=512,
-                share=0.5,
             )
             await bus.publish_event(
                 SubStagesEnded(id="s", pipeline="p", worker=WORKER, spans=(span,))
             )
             line = (await process.stdout.readline()).decode()
             assert " ".join(line.split()[1:]) == (
-                "p.rollout0 bulk_decode version 3 250.0 ms 512 tokens share 0.50"
+                "p.rollout0 bulk_decode version 3 250.0 ms 512 tokens"
             )
             await bus.publish_event(an_event(1))
             assert "pipeline cancelled" in (await process.stdout.readline()).decode()

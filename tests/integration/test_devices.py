@@ -19,17 +19,17 @@ from jigsawrl.devices.cpu import CpuActuator
 from jigsawrl.processes import die_with_parent
 
 CORE = max(os.sched_getaffinity(0))
-WINDOW_S = 2.0
+WINDOW_S = 3.0
 TOLERANCE = 0.15
 
 SPIN = """
-import mmap, struct, sys
+import mmap, struct, sys  # native "q": one store, so that no reader sees half of it
 with open(sys.argv[1], "r+b") as file:
     page = mmap.mmap(file.fileno(), 8)
     count = 0
     while True:
         count += 1
-        struct.pack_into("<q", page, 0, count)
+        struct.pack_into("q", page, 0, count)
 """
 
 FORK = """
@@ -68,7 +68,7 @@ class Spinner:
 
     @property
     def count(self) -> int:
-        return int(struct.unpack_from("<q", self._page)[0])
+        return int(struct.unpack_from("q", self._page)[0])
 
     def close(self) -> None:
         self.process.kill()

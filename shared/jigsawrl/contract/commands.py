@@ -31,6 +31,7 @@ class StartTenant(Command, frozen=True, kw_only=True):
     device: str | None
     """None for tenants that need no device (environment, reward)."""
     share: float = 1.0
+    """Its first share of the device, as in `SetShares`."""
 
 
 class StopTenant(Command, frozen=True, kw_only=True):
@@ -46,6 +47,16 @@ class RestartTenant(Command, frozen=True, kw_only=True):
     tenant: str
     boot: str
     """Nothing is done where another boot runs."""
+
+
+class SetShares(Command, frozen=True, kw_only=True):
+    """Divide a device anew; answered by `SharesApplied`. A share is a weight: the fraction of the
+    device that a tenant has while all the others want to run; what one leaves idle, the others get.
+    Shares of a device sum to 1 at most; 0 holds a tenant: it gets what others leave."""
+
+    device: str
+    shares: tuple[tuple[str, float], ...]
+    """(tenant, share) of all tenants of the device, also of those that are about to start."""
 
 
 # --- To every tenant -----------------------------------------------------------------------------
@@ -204,6 +215,7 @@ CommandType = (
     StartTenant
     | StopTenant
     | RestartTenant
+    | SetShares
     | Configure
     | MakeGroups
     | LoadWeights

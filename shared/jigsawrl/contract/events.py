@@ -94,6 +94,29 @@ class WorkerFailed(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class AppliedShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant was to have of its device, and what it has."""
+
+    tenant: str
+    asked: float
+    applied: float
+    """Fraction of the device that it has while all its tenants want to run."""
+
+
+class SharesApplied(Event, frozen=True, kw_only=True):
+    """How a device is divided from now on. Answers `SetShares`, and comes without being asked when a
+    tenant's process starts or ends."""
+
+    node: Worker
+    device: str
+    shares: tuple[AppliedShare, ...]
+    """Tenants whose process runs; the others get their share when it starts."""
+    mechanism: str
+    """``cgroup v2 cpu.weight``, ``cgroup v1 cpu.shares``, ``nice``, or ``none``."""
+    fell_back: str | None = None
+    """Why nothing better was possible; one line for people."""
+
+
 # --- Tenants -------------------------------------------------------------------------------------
 
 
@@ -163,8 +186,6 @@ class SubStage(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     num_iterations: Count
     num_tokens: Count
-    share: float
-    """Fraction of the device that was applied."""
 
 
 class SubStagesEnded(Event, frozen=True, kw_only=True):
@@ -344,6 +365,7 @@ EventType = (
     | NodeStarted
     | NodeStopped
     | Heartbeat
+    | SharesApplied
     | WorkerExited
     | WorkerFailed
     | WorkerStarted

@@ -23,18 +23,21 @@ from jigsawrl.core.workers import current
 
 
 def measure(state: State, pipeline: Pipeline, event: SubStagesEnded) -> None:
-    """Sum up sub-stages of living boots for the metrics of the next cut."""
-    if current(pipeline, event.worker) is None:
+    """Sum up sub-stages of living boots for the metrics of the next cut, with the share that the node
+    of each reported last; nothing divides the device of a tenant of which none was."""
+    tenant = current(pipeline, event.worker)
+    if tenant is None:
         state.num_ignored += 1
         return
+    share = 1.0 if tenant.applied_share is None else tenant.applied_share
     for span in event.spans:
-        if not (0 <= span.duration_s < math.inf and 0 <= span.share <= 1):
+        if not 0 <= span.duration_s < math.inf:
             state.num_ignored += 1
             continue
         seconds, weighted = pipeline.substages.get(span.kind, (0.0, 0.0))
         pipeline.substages[span.kind] = (
             seconds + span.duration_s,
-            weighted + span.duration_s * span.share,
+            weighted + span.duration_s * share,
         )
 
 

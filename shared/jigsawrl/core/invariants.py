@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jigsawrl.core.shares import TOLERANCE
 from jigsawrl.core.state import FATES, Pipeline, State
 from jigsawrl.core.status import in_flight
 
@@ -14,6 +15,19 @@ def check(state: State) -> None:
         _check_ownership(pipeline)
         _check_work(pipeline)
         _check_gang(pipeline)
+    _check_shares(state)
+
+
+def _check_shares(state: State) -> None:
+    """No device is given away more than once."""
+    totals: dict[str, float] = {}
+    for pipeline in state.pipelines.values():
+        for tenant in pipeline.tenants.values() if pipeline.active else ():
+            if tenant.device is not None and tenant.share is not None:
+                assert 0 <= tenant.share <= 1, f"{tenant.id}: share {tenant.share}"
+                totals[tenant.device] = totals.get(tenant.device, 0.0) + tenant.share
+    for device, total in totals.items():
+        assert total <= 1 + TOLERANCE, f"{device}: shares sum to {total}"
 
 
 def _check_conservation(pipeline: Pipeline) -> None:

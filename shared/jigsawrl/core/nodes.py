@@ -31,6 +31,7 @@ def started(state: State, event: NodeStarted) -> None:
     for pipeline, tenant in _tenants(state, event.node.id):
         if tenant.started_on != boot:
             workers.end_boot(pipeline, tenant)
+            tenant.applied_share = None
         tenant.lost = False
         state.touch(pipeline)
     _touch_queued(state)
@@ -106,6 +107,7 @@ def start_tenants(state: State, pipeline: Pipeline, outbox: Outbox) -> None:
                 role=tenant.role,
                 pipeline=pipeline.name,
                 device=tenant.device,
+                share=1.0 if tenant.share is None else tenant.share,
             )
         )
         tenant.started_on = node.boot

@@ -27,6 +27,7 @@ from jigsawrl.core import (
     history,
     nodes,
     pipelines,
+    shares,
     workers,
 )
 from jigsawrl.core.outbox import Outbox
@@ -61,6 +62,7 @@ class Scheduler:
             events.NodeStarted: lambda e: nodes.started(self.state, e),
             events.NodeStopped: lambda e: nodes.stopped(self.state, e),
             events.Heartbeat: lambda e: nodes.heard(self.state, e),
+            events.SharesApplied: lambda e: shares.applied(self.state, e),
             events.PipelineSubmitted: lambda e: pipelines.submitted(self.state, e),
         }
         self._of_pipeline: dict[type[Event], Callable[[Pipeline, Any], None]] = {
@@ -198,10 +200,13 @@ class Scheduler:
         dirty, state.dirty = list(state.dirty), {}
         for name in dirty:
             self._decide_pipeline(state.pipelines[name], outbox)
-        for start in self._policies[state.policy].starts(state):
-            pipeline = state.pipelines[start.pipeline]
-            _start(pipeline, start)
-            self._decide_pipeline(pipeline, outbox)
+        policy = self._policies[state.policy]
+        starts = policy.starts(state)
+        for start in starts:
+            _start(state.pipelines[start.pipeline], start)
+        shares.command(state, policy.shares(state), outbox)
+        for start in starts:
+            self._decide_pipeline(state.pipelines[start.pipeline], outbox)
 
     def _decide_pipeline(self, pipeline: Pipeline, outbox: Outbox) -> None:
         now_s = self.state.clock.now_s

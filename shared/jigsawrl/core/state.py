@@ -117,6 +117,10 @@ class Tenant(msgspec.Struct):
     device: str | None
     started_on: str | None = None
     """Boot of the node that got `StartTenant`."""
+    share: float | None = None
+    """Of its device, as last commanded; None where nothing was."""
+    applied_share: float | None = None
+    """As its node last reported it; None where it has none, or its node's boot has ended."""
     boot: str | None = None
     past_boots: list[str] = []
     configured: bool = False

@@ -26,6 +26,7 @@ from jigsawrl.contract.commands import (
     Command,
     Configure,
     RestartTenant,
+    SetShares,
     StartTenant,
     StopTenant,
 )
@@ -34,12 +35,14 @@ from jigsawrl.contract.events import (
     Heartbeat,
     NodeStarted,
     NodeStopped,
+    SharesApplied,
     WorkerExited,
     WorkerFailed,
     WorkerRefused,
     WorkerStarted,
 )
 from jigsawrl.contract.message import Worker
+from jigsawrl.devices.cgroups import ROOT
 
 E = TypeVar("E", bound=Event)
 
@@ -216,6 +219,43 @@ async def test_a_device_that_the_node_lacks_fails_that_pipeline_with_the_ones_it
     assert await site.start_tenant(device=f"n/cpu{CORE}")
 
 
+def groups_of(node: asyncio.subprocess.Process) -> dict[str, list[str]]:
+    """Control groups of tenants, of either version, that a node made: name -> members."""
+    groups = ROOT.rglob(f"jigsawrl-*-{node.pid}-*/tenant-*")
+    return {g.name: (g / "cgroup.procs").read_text().split() for g in groups}
+
+
+async def test_shares_are_applied_to_each_process_of_a_tenant_and_nothing_is_left(
+    site: Site,
+) -> None:
+    device = f"n/cpu{CORE}"
+    await site.start()
+    assert site.process is not None
+    await site.tell(
+        StartTenant, tenant=TENANT, role="environment", pipeline="p", device=device, share=0.5
+    )
+    first = await site.next(SharesApplied)
+    assert (first.node, first.device) == (site.node, device)
+    assert [(s.tenant, s.asked) for s in first.shares] == [(TENANT, 0.5)]
+    process = site.tenant(await site.next(WorkerStarted))
+    await site.tell(SetShares, device=device, shares=((TENANT, 0.25), ("q.rollout0", 0.75)))
+    answer = await site.next(SharesApplied)
+    assert answer.cause == "c:2"
+    assert [(s.tenant, s.asked) for s in answer.shares] == [(TENANT, 0.25)]
+    process.kill()
+    again = await site.next(SharesApplied)
+    assert [(s.tenant, s.asked) for s in again.shares] == [(TENANT, 0.25)]
+    process = site.tenant(await site.next(WorkerStarted))
+    if again.fell_back is None:
+        assert groups_of(site.process) == {f"tenant-{TENANT}": [str(process.pid)]}
+    await site.tell(SetShares, device=device, shares=((TENANT, 0.75), ("q.rollout0", 0.75)))
+    refused = await site.next(SharesApplied)
+    assert "shares sum to 1.5" in (refused.fell_back or "")
+    site.process.terminate()
+    await site.process.wait()
+    assert groups_of(site.process) == {}
+
+
 async def test_sigterm_stops_all_tenants_and_says_so_within_five_seconds(site: Site) -> None:
     await site.start()
     _, process = await site.start_tenant()
@@ -229,14 +269,15 @@ async def test_sigterm_stops_all_tenants_and_says_so_within_five_seconds(site: S
 
 async def test_tenants_die_with_a_killed_node_and_the_next_one_starts_clean(site: Site) -> None:
     await site.start()
-    _, process = await site.start_tenant()
+    _, process = await site.start_tenant(device=f"n/cpu{CORE}")
     assert site.process is not None
     site.process.kill()
     await site.process.wait()
     assert await gone(process, within_s=2)
-    old = site.node
+    old, killed = site.node, site.process
     await site.start()
     assert site.node is not None
     assert old is not None
     assert site.node.boot != old.boot
+    assert groups_of(killed) == {}
     assert await site.start_tenant()

@@ -24,9 +24,13 @@ class Told:
     """What the supervisor told."""
 
     def __init__(self) -> None:
+        self.num_starts = 0
         self.exits: list[tuple[Worker, int, str]] = []
         self.failures: list[tuple[Worker, str]] = []
         self.changed = asyncio.Event()
+
+    async def on_start(self) -> None:
+        self.num_starts += 1
 
     async def on_exit(self, worker: Worker, exit_code: int, reason: str) -> None:
         self.exits.append((worker, exit_code, reason))
@@ -52,11 +56,14 @@ def start(folder: Path, code: str) -> tuple[TenantProcess, Told]:
         cores=(),
         log=folder / "tenant.log",
     )
-    leftovers = Leftovers(folder / "processes.json")
-    return (
-        TenantProcess(command, leftovers, on_exit=told.on_exit, on_failure=told.on_failure),
-        told,
+    tenant = TenantProcess(
+        command,
+        Leftovers(folder / "processes.json"),
+        on_start=told.on_start,
+        on_exit=told.on_exit,
+        on_failure=told.on_failure,
     )
+    return tenant, told
 
 
 async def pid_in(log: Path, *, than: int | None = None) -> int:
@@ -82,6 +89,8 @@ async def test_a_killed_tenant_comes_back_under_another_boot(tmp_path: Path) -> 
     await told.wait(num_exits=2)
     assert told.exits[0][0].boot != told.exits[1][0].boot
     await tenant.stop()
+    assert told.num_starts in (2, 3)
+    assert tenant.pid is None
 
 
 async def test_five_failures_in_a_row_give_a_tenant_up_with_its_last_words(

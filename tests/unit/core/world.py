@@ -15,6 +15,7 @@ from jigsawrl.contract.spec import Device, EvaluationSpec, PipelineSpec
 from jigsawrl.core import invariants
 from jigsawrl.core.policies import DEFAULT_POLICY
 from jigsawrl.core.scheduler import Scheduler
+from jigsawrl.devices.base import check_shares
 from tests.unit.core.tenants import Process, Tenants
 
 
@@ -174,7 +175,7 @@ class World:
     def _deliver(self, command: c.Command) -> None:
         if isinstance(command, c.BatchCut):
             self.cuts.append(command)
-        if isinstance(command, c.StartTenant | c.StopTenant | c.RestartTenant):
+        if isinstance(command, c.StartTenant | c.StopTenant | c.RestartTenant | c.SetShares):
             if command.worker.boot == self._node_boot:
                 self.later(0.05, lambda: self._node_command(command))
             return
@@ -208,6 +209,8 @@ class World:
             self._spawn(command)
         elif isinstance(command, c.RestartTenant):
             self._restart(command)
+        elif isinstance(command, c.SetShares):
+            self._divide(command.device, dict(command.shares))
         elif isinstance(command, c.StopTenant):
             self._orders.pop(command.tenant, None)
             process = self.processes.pop(command.tenant, None)
@@ -220,6 +223,8 @@ class World:
         worker = Worker(id=order.tenant, boot=f"b{next(self._counter)}")
         process = Process(worker, order)
         self.processes[order.tenant] = process
+        if order.device is not None:
+            self._divide(order.device, {order.tenant: order.share})
         self.say(
             process,
             e.WorkerStarted(
@@ -231,6 +236,23 @@ class World:
                 device=order.device,
             ),
         )
+
+    def _divide(self, device: str, shares: dict[str, float]) -> None:
+        """Apply exactly what is asked."""
+        check_shares(device, shares)
+        entries = (
+            e.AppliedShare(tenant=tenant, asked=share, applied=share)
+            for tenant, share in shares.items()
+            if tenant in self.processes
+        )
+        event = e.SharesApplied(
+            id=self.new_id("shares"),
+            node=Worker(id="node", boot=self._node_boot),
+            device=device,
+            shares=tuple(entries),
+            mechanism="simulated",
+        )
+        self.publish(event)
 
     def _restart(self, command: c.RestartTenant) -> None:
         process = self.processes.get(command.tenant)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from jigsawrl.core.policies.base import Start
 from jigsawrl.core.policies.serial import next_alone
+from jigsawrl.core.shares import Wanted, equal
 from jigsawrl.core.state import State
 
 
@@ -20,3 +21,7 @@ class Areal:
     def starts(self, state: State) -> list[Start]:
         """At most one."""
         return next_alone(state, apart=True)
+
+    def shares(self, state: State) -> Wanted:
+        """Equal weights."""
+        return equal(state)

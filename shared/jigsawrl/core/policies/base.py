@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from jigsawrl.core.policies.placement import Place
+from jigsawrl.core.shares import Wanted
 from jigsawrl.core.state import State
 
 
@@ -25,3 +26,6 @@ class Policy(Protocol):
 
     def starts(self, state: State) -> list[Start]:
         """Pipelines to start now."""
+
+    def shares(self, state: State) -> Wanted:
+        """How each device that has tenants is divided from now on; only changes are commanded."""

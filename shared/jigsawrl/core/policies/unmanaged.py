@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from jigsawrl.core.policies.base import Start
 from jigsawrl.core.policies.placement import Occupancy, devices_for, place
+from jigsawrl.core.shares import Wanted, equal
 from jigsawrl.core.state import State
 
 
@@ -29,3 +30,7 @@ class Unmanaged:
                 if places is not None:
                     starts.append(Start(pipeline=pipeline.name, places=places))
         return starts
+
+    def shares(self, state: State) -> Wanted:
+        """Equal weights."""
+        return equal(state)
