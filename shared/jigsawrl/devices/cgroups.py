@@ -60,6 +60,14 @@ class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):
         group = self.mount / path.lstrip("/")
         return group if ".." not in group.parts and group.is_dir() else self.mount
 
+    def weighs(self, group: Path) -> bool:
+        """Whether a process there is weighed by a group other than the root."""
+        while group != self.mount:
+            if (group / self.weight_file).exists():
+                return True
+            group = group.parent
+        return False
+
 
 def find_v2(root: Path) -> Hierarchy | str:
     """Version 2 with the cpu controller, or why not."""

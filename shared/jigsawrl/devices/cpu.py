@@ -46,14 +46,19 @@ class CpuActuator:
     ) -> None:
         self._mechanisms: list[Mechanism] = []
         self._reasons: list[str] = []
+        autogroups = _reads_one(proc / "sys" / "kernel" / "sched_autogroup_enabled")
         for found in (find_v2(root), find_v1(root)):
             if isinstance(found, str):
                 self._reasons.append(found)
-            elif not os.access(home := found.group_of("self", proc=proc), os.W_OK):
+                continue
+            home = found.group_of("self", proc=proc)
+            # The kernel groups only those by session who are in no other group.
+            autogroups = autogroups and not found.weighs(home)
+            if not os.access(home, os.W_OK):
                 self._reasons.append(f"{home} is not writable")
             else:
                 self._mechanisms.append(CgroupShares(found, proc=proc, remove=remove))
-        self._nice = NiceShares(proc=proc)
+        self._nice = NiceShares(proc=proc, autogroups=autogroups)
         self._mechanisms.append(self._nice)
         self._failures: dict[str, list[str]] = {}
         """By device why each of the first mechanisms did not work there."""
@@ -91,3 +96,10 @@ class CpuActuator:
         if self._nice.note is not None:
             reasons.append(self._nice.note)
         return "priorities only come near the shares: " + "; ".join(reasons)
+
+
+def _reads_one(path: Path) -> bool:
+    try:
+        return path.read_text().strip() == "1"
+    except FileNotFoundError:
+        return False

@@ -231,7 +231,7 @@ def test_a_user_who_may_not_raise_priorities_is_told_and_the_truth_is_reported(
             raise PermissionError
         os.setpriority(os.PRIO_PROCESS, thread, value)
 
-    nice = NiceShares(proc=kernel.PROC, set_nice=refuse_to_raise)
+    nice = NiceShares(proc=kernel.PROC, autogroups=False, set_nice=refuse_to_raise)
     a, b = sleepers
     nice.divide("n/cpu0", {"a.rollout0": (a, 0.75), "b.rollout0": (b, 0.25)})
     assert nice.note is None
@@ -240,8 +240,25 @@ def test_a_user_who_may_not_raise_priorities_is_told_and_the_truth_is_reported(
     assert given["b.rollout0"] == pytest.approx(0.25, abs=0.01)
 
 
+def test_where_the_kernel_weighs_sessions_theirs_are_reported_and_given_back(
+    machine: FakeMachine, sleepers: list[int]
+) -> None:
+    files = [machine.proc / str(pid) / "autogroup" for pid in sleepers]
+    for pid, file in zip(sleepers, files, strict=True):
+        machine.add_process(pid)
+        file.write_text("/autogroup-7 nice 2\n")
+    nice = NiceShares(proc=machine.proc, autogroups=True, set_nice=lambda thread, value: None)
+    shares = {"a.rollout0": (sleepers[0], 0.75), "b.rollout0": (sleepers[1], 0.25)}
+    given = nice.divide("n/cpu0", shares)
+    assert given["b.rollout0"] == pytest.approx(0.25, abs=0.01)
+    assert nice.note is None
+    assert [file.read_text() for file in files] == ["2", "7"]
+    nice.restore()
+    assert [file.read_text() for file in files] == ["2", "2"]
+
+
 def test_priorities_are_given_back(sleepers: list[int]) -> None:
-    nice = NiceShares(proc=kernel.PROC)
+    nice = NiceShares(proc=kernel.PROC, autogroups=False)
     before = [nice_of(pid) for pid in sleepers]
     a, b = sleepers
     nice.divide("n/cpu0", {"a.rollout0": (a, 1.0), "b.rollout0": (b, 0.0)})
