@@ -18,7 +18,7 @@ from jigsawrl.core.state import State, Tenant
 from tests.unit.core.world import Faults, World, spec
 
 CPU0, CPU1 = "node/cpu0", "node/cpu1"
-HALVES = {"p.trainer0": 0.5, "p.rollout0": 0.5}
+HALVES = {"p.trainer0": 0.5, "p.rollout1": 0.5}
 
 
 @pytest.fixture
@@ -52,21 +52,44 @@ def test_tenants_of_one_pipeline_have_equal_parts_of_their_device_from_the_start
 ) -> None:
     assert shares.equal(state_of(world)) == {
         CPU0: HALVES,
-        CPU1: {"p.evaluation0": 0.5, "p.rollout1": 0.5},
+        CPU1: {"p.evaluation0": 0.5, "p.rollout0": 0.5},
     }
     orders = [o for batch in world.issued for o in batch if isinstance(o, c.StartTenant)]
     assert {o.tenant: o.share for o in orders if o.device is not None} == {
         "p.trainer0": 0.5,
-        "p.rollout0": 0.5,
-        "p.evaluation0": 0.5,
         "p.rollout1": 0.5,
+        "p.evaluation0": 0.5,
+        "p.rollout0": 0.5,
     }
     assert not any(isinstance(o, c.SetShares) for batch in world.issued for o in batch)
 
 
+def test_a_pipeline_that_joins_is_made_room_for_first_and_leaves_its_room_at_its_end() -> None:
+    world = World(seed=0, faults=Faults(), pipelines=[spec("a")], policy="unmanaged")
+    pipelines = state_of(world).pipelines
+    world.run_until(lambda: pipelines["a"].stage == "running")
+    submitted = e.PipelineSubmitted(id="s", pipeline="b", spec=spec("b"), config=b"")
+    world.publish(submitted)
+    world.run_until(lambda: pipelines["b"].stage == "running")
+    batch = next(
+        batch
+        for batch in world.issued
+        if any(isinstance(o, c.StartTenant) and o.pipeline == "b" for o in batch)
+    )
+    orders = [o for o in batch if isinstance(o, c.SetShares)]
+    assert batch[: len(orders)] == orders
+    assert {o.device for o in orders} == {CPU0, CPU1}
+    assert all(math.fsum(share for _, share in o.shares) == 1 for o in orders)
+    world.run()
+    ends = [o for batch in world.issued for o in batch if isinstance(o, c.SetShares)][2:]
+    assert {o.device for o in ends} == {CPU0, CPU1}
+    assert all(share == 0.5 for o in ends for _, share in o.shares)
+    invariants.check(state_of(world))
+
+
 def test_only_devices_that_changed_are_commanded(world: World) -> None:
-    thirds = {"p.trainer0": 0.75, "p.rollout0": 0.25}
-    rest = {"p.evaluation0": 0.5, "p.rollout1": 0.5}
+    thirds = {"p.trainer0": 0.75, "p.rollout1": 0.25}
+    rest = {"p.evaluation0": 0.5, "p.rollout0": 0.5}
     (order,) = commanded(world, {CPU0: thirds, CPU1: rest})
     assert (order.device, dict(order.shares)) == (CPU0, thirds)
     node = state_of(world).nodes["node"]
@@ -80,10 +103,10 @@ def test_tenants_that_do_not_run_yet_are_told_by_their_start_alone(world: World)
     node = state_of(world).nodes["node"]
     for name in HALVES:
         tenant_of(world, name).started_on = "an older boot"
-    assert commanded(world, {CPU0: {"p.trainer0": 0.75, "p.rollout0": 0.25}}) == []
-    tenant_of(world, "p.rollout0").started_on = node.boot
-    (order,) = commanded(world, {CPU0: {"p.trainer0": 0.25, "p.rollout0": 0.75}})
-    assert dict(order.shares) == {"p.trainer0": 0.25, "p.rollout0": 0.75}
+    assert commanded(world, {CPU0: {"p.trainer0": 0.75, "p.rollout1": 0.25}}) == []
+    tenant_of(world, "p.rollout1").started_on = node.boot
+    (order,) = commanded(world, {CPU0: {"p.trainer0": 0.25, "p.rollout1": 0.75}})
+    assert dict(order.shares) == {"p.trainer0": 0.25, "p.rollout1": 0.75}
 
 
 def applied(world: World, *, applied: float = 0.3, **changes: Any) -> e.SharesApplied:
@@ -103,7 +126,7 @@ def applied(world: World, *, applied: float = 0.3, **changes: Any) -> e.SharesAp
 def test_what_the_node_applied_is_remembered(world: World) -> None:
     world.publish(applied(world))
     assert tenant_of(world, "p.trainer0").applied_share == 0.3
-    assert tenant_of(world, "p.rollout0").applied_share == 0.5
+    assert tenant_of(world, "p.rollout1").applied_share == 0.5
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 1.1])
@@ -159,7 +182,7 @@ def test_sub_stages_are_weighed_with_the_share_that_was_applied(world: World) ->
 def test_the_next_boot_of_a_node_has_applied_nothing_yet_and_is_told_with_the_starts(
     world: World,
 ) -> None:
-    commanded(world, {CPU0: {"p.trainer0": 0.75, "p.rollout0": 0.25}})
+    commanded(world, {CPU0: {"p.trainer0": 0.75, "p.rollout1": 0.25}})
     device = state_of(world).nodes["node"].devices
     boot = Worker(id="node", boot="next")
     world.publish(e.NodeStarted(id="n", node=boot, devices=tuple(device)))

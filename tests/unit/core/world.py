@@ -96,6 +96,8 @@ class World:
         """Per pipeline what lies on its weight channel: manifest -> (incarnation, version)."""
         self.checkpoint_every = 2
         self._orders: dict[str, c.StartTenant] = {}
+        self._shares: dict[str, dict[str, float]] = {}
+        """By device, as the node was asked."""
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = itertools.count()
         self._data = itertools.count(1)
@@ -213,6 +215,8 @@ class World:
             self._divide(command.device, dict(command.shares))
         elif isinstance(command, c.StopTenant):
             self._orders.pop(command.tenant, None)
+            for shares in self._shares.values():
+                shares.pop(command.tenant, None)
             process = self.processes.pop(command.tenant, None)
             if process is not None:
                 process.alive = False
@@ -224,7 +228,8 @@ class World:
         process = Process(worker, order)
         self.processes[order.tenant] = process
         if order.device is not None:
-            self._divide(order.device, {order.tenant: order.share})
+            asked = {order.tenant: order.share} | self._shares.get(order.device, {})
+            self._divide(order.device, asked)
         self.say(
             process,
             e.WorkerStarted(
@@ -238,8 +243,9 @@ class World:
         )
 
     def _divide(self, device: str, shares: dict[str, float]) -> None:
-        """Apply exactly what is asked."""
+        """Apply exactly what is asked, which the node would refuse where it is no division."""
         check_shares(device, shares)
+        self._shares[device] = shares
         entries = (
             e.AppliedShare(tenant=tenant, asked=share, applied=share)
             for tenant, share in shares.items()
@@ -301,7 +307,7 @@ class World:
         if self.chance(self.faults.node_restart_per_s):
             for process in self.processes.values():
                 process.alive = False
-            self.processes, self._orders = {}, {}
+            self.processes, self._orders, self._shares = {}, {}, {}
             self._node_boot = f"n{next(self._counter)}"
             self._start_node()
 
