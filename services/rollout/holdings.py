@@ -32,6 +32,7 @@ class Holdings:
     def __init__(self) -> None:
         self._held: dict[str, Holding] = {}
         self._waiting: dict[str, Holding] = {}
+        self._ending: set[tuple[str, int]] = set()
 
     def has(self, sequence: str, epoch: int) -> bool:
         """Whether the sequence is held under this epoch or a later one."""
@@ -46,6 +47,23 @@ class Holdings:
         """Hold a sequence, which waits for its weights."""
         self._held[holding.sequence] = holding
         self._waiting[holding.sequence] = holding
+
+    def waits(self, sequence: str) -> bool:
+        """Whether the sequence waits for its weights."""
+        return sequence in self._waiting
+
+    def end(self, sequence: str, epoch: int) -> None:
+        """Its outcome is known and will be told; it may be one that never was held."""
+        self._ending.add((sequence, epoch))
+
+    def ends(self, sequence: str, epoch: int) -> bool:
+        """Whether an outcome is still to be told."""
+        return (sequence, epoch) in self._ending
+
+    def told(self, sequence: str, epoch: int) -> None:
+        """The outcome is known to others, too: forget it and what is held."""
+        self._ending.discard((sequence, epoch))
+        self.remove(sequence, epoch)
 
     def release(self, incarnation: int, version: int) -> list[Holding]:
         """Sequences that these weights may generate; they wait no longer."""
@@ -67,9 +85,9 @@ class Holdings:
         self._waiting.pop(sequence, None)
         return True
 
-    def older_than(self, placed_s: float) -> list[str]:
+    def older_than(self, placed_s: float) -> dict[str, Holding]:
         """Sequences placed before that time."""
-        return [one.sequence for one in self._held.values() if one.placed_s < placed_s]
+        return {name: one for name, one in self._held.items() if one.placed_s < placed_s}
 
     def inventory(self) -> tuple[Held, ...]:
         """Everything held."""

@@ -17,6 +17,7 @@ from jigsawrl.contract.commands import (
     Configure,
     Drop,
     LoadWeights,
+    MigrateSequences,
     Placement,
     PlaceSequences,
 )
@@ -38,6 +39,7 @@ from jigsawrl.models.weights import unpack
 from services.rollout.build import build_engine
 from services.rollout.engine.base import Engine, Generated, SequenceStart, Work
 from services.rollout.engine_thread import EngineThread
+from services.rollout.handover import hand_over
 from services.rollout.holdings import Holding, Holdings, record_of, start_of
 from services.rollout.substages import SubStages
 from services.run import Context
@@ -88,6 +90,8 @@ class Rollout:
             await self._load_weights(command)
         elif isinstance(command, PlaceSequences):
             await self._place(command)
+        elif isinstance(command, MigrateSequences):
+            await self._hand_over(command)
         elif isinstance(command, Drop):
             gone = [name for name, epoch in command.sequences if self._holdings.remove(name, epoch)]
             await self._thread.call(lambda engine: engine.drop(gone))
@@ -199,14 +203,27 @@ class Rollout:
                 epoch=placement.epoch,
                 group=group.group,
                 incarnation=incarnation,
-                min_version=placement.min_version,
+                # One that moved here goes on with weights as new as those that made its tokens.
+                min_version=max(placement.min_version, *start.versions),
                 start=start,
                 placed_s=time.monotonic(),
             )
         )
 
+    async def _hand_over(self, command: MigrateSequences) -> None:
+        answer = await hand_over(self._context, self._thread, self._holdings, command)
+        for holding, reason in answer.failed:
+            self._fail(holding, reason)
+        await self._context.bus.publish_event(answer.event)
+        for one in answer.event.exported:
+            self._holdings.remove(one.sequence, one.epoch)
+
     def _fail(self, one: Placement | Holding, reason: str) -> None:
-        self._outcomes.put_nowait(_failure(one, reason))
+        self._end(one, _failure(one, reason))
+
+    def _end(self, one: Placement | Holding, outcome: Outcome) -> None:
+        self._holdings.end(one.sequence, one.epoch)
+        self._outcomes.put_nowait(outcome)
 
     async def _begin(self) -> None:
         """Give the engine what its weights allow."""
@@ -232,7 +249,7 @@ class Rollout:
         for generated in finished:
             holding = self._holdings.get(generated.key)
             if holding is not None:
-                self._outcomes.put_nowait((holding, generated))
+                self._end(holding, (holding, generated))
 
     async def _tell_outcomes(self) -> None:
         while True:
@@ -251,7 +268,7 @@ class Rollout:
                 )
             )
             for one in told:
-                self._holdings.remove(one.sequence, one.epoch)
+                self._holdings.told(one.sequence, one.epoch)
 
     async def _store_outcome(self, outcome: Outcome) -> SequenceFinish | SequenceFailure:
         if isinstance(outcome, SequenceFailure):
@@ -290,14 +307,17 @@ class Rollout:
     async def _tell_progress(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_PERIOD_S)
-            keys = self._holdings.older_than(time.monotonic() - PROGRESS_PERIOD_S)
+            held = self._holdings.older_than(time.monotonic() - PROGRESS_PERIOD_S)
+            keys = list(held)
             live = await self._thread.call(lambda engine, keys=keys: engine.snapshot(keys))  # type: ignore[misc]
             grown = [
                 g
                 for g in live
                 if len(g.tokens) >= max(1, PROGRESS_GROWTH * self._told_tokens.get(g.key, 0))
             ]
-            progress = [one for g in grown if (one := await self._progress(g)) is not None]
+            progress = [
+                one for g in grown if (one := await self._progress(held[g.key], g)) is not None
+            ]
             self._told_tokens = {key: self._told_tokens.get(key, 0) for key in keys}
             self._told_tokens |= {one.sequence: one.num_tokens for one in progress}
             if progress:
@@ -310,9 +330,9 @@ class Rollout:
                     )
                 )
 
-    async def _progress(self, generated: Generated) -> SequenceProgress | None:
-        holding = self._holdings.get(generated.key)
-        if holding is None or not generated.tokens:
+    async def _progress(self, holding: Holding, generated: Generated) -> SequenceProgress | None:
+        # One that left meanwhile may be here again under another epoch: these are not its tokens.
+        if self._holdings.get(generated.key) is not holding or not generated.tokens:
             return None
         record = record_of(holding, generated, pipeline=self._context.pipeline)
         try:

@@ -67,6 +67,8 @@ def _pipeline(pipeline: PipelineStatus) -> dict[str, Any]:
         "groups": msgspec.to_builtins(pipeline.groups),
         "sequences": msgspec.to_builtins(pipeline.sequences),
         "tokens_per_s": round(tokens_per_s(pipeline), 1),
+        "num_migrations": pipeline.num_migrations,
+        "num_tokens_again": pipeline.num_tokens_again,
         "failure": pipeline.failure,
     }
 

@@ -131,6 +131,14 @@ class Drop(Command, frozen=True, kw_only=True):
     """(sequence, epoch)."""
 
 
+class MigrateSequences(Command, frozen=True, kw_only=True):
+    """Stop these at the next token boundary and store what there is of each, so that others go on with
+    them; answered per id by `SequencesExported`. Nothing is given up before that is stored."""
+
+    sequences: tuple[tuple[str, Count], ...]
+    """(sequence, epoch): held under another epoch is not held."""
+
+
 # --- To the reward service -----------------------------------------------------------------------
 
 
@@ -221,6 +229,7 @@ CommandType = (
     | LoadWeights
     | PlaceSequences
     | Drop
+    | MigrateSequences
     | ScoreSequences
     | BatchCut
     | PublishWeights

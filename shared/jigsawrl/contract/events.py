@@ -279,6 +279,31 @@ class SequencesFinished(Event, frozen=True, kw_only=True):
     failed: tuple[SequenceFailure, ...] = ()
 
 
+class SequenceExport(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence that its owner has stopped and holds no longer."""
+
+    sequence: str
+    epoch: Count
+    ref: Ref | None
+    """A partial `SequenceRecord`; None where this owner made no token: then what it was placed with
+    still holds."""
+    num_tokens: Count
+    """Generated tokens so far, those of earlier owners included."""
+    min_version: Count | None
+    max_version: Count | None
+    """Of those tokens; None where there are none. The next owner must have `max_version`."""
+
+
+class SequencesExported(Event, frozen=True, kw_only=True):
+    """Answers `MigrateSequences`: each id stands in one of the three lists."""
+
+    worker: Worker
+    exported: tuple[SequenceExport, ...]
+    finished: tuple[Held, ...] = ()
+    """Ended before the command came: their `SequencesFinished` came, or comes."""
+    not_held: tuple[Held, ...] = ()
+
+
 class WeightsLoaded(Event, frozen=True, kw_only=True):
     """Answers `LoadWeights`."""
 
@@ -378,6 +403,7 @@ EventType = (
     | SequencesAccepted
     | SequencesProgressed
     | SequencesFinished
+    | SequencesExported
     | WeightsLoaded
     | SequencesRewarded
     | VersionPublished

@@ -88,6 +88,13 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the next step waits for, by id; one entry a cause."""
     workers: tuple[WorkerStatus, ...]
     failure: str | None
+    num_migrations: Count = 0
+    """Live sequences that went from one worker to another."""
+    num_migrated_tokens: Count = 0
+    """Tokens that they had then, and that nobody generated again."""
+    num_tokens_again: Count = 0
+    """Tokens of finished sequences that may have been generated more than once, because an owner was
+    lost before it could hand them over: an upper bound."""
 
 
 class Status(Message, frozen=True, kw_only=True):

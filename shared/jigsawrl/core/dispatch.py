@@ -15,6 +15,7 @@ from jigsawrl.contract.commands import (
 from jigsawrl.contract.message import Role
 from jigsawrl.core import admission, ids
 from jigsawrl.core.groups import reclaim, reclaim_prompt
+from jigsawrl.core.migration import EXPORT_LEASE_S
 from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.state import Group, Pipeline, Sequence, State, Tenant
 
@@ -23,6 +24,9 @@ ACCEPT_LEASE_S = 5.0
 
 ORDER_LEASE_S = 30.0
 """A prompt is made, or a sample scored, within this, or the order is repeated under a new epoch."""
+
+LEASES_S = {"placed": ACCEPT_LEASE_S, "moving": EXPORT_LEASE_S, "scoring": ORDER_LEASE_S}
+"""Of a sequence, by stage."""
 
 
 def make(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
@@ -45,10 +49,8 @@ def make(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
 
 
 def place(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
-    """Place waiting sequences, each group on one worker that holds weights young enough for it.
-
-    Waits while another ready worker is still loading such weights in time, so that the load is
-    balanced."""
+    """Place waiting sequences: those that moved where they were to go, of each group the others
+    together on one worker."""
     ready = pipeline.usable("rollout")
     if pipeline.version is None or not pipeline.to_place or not ready:
         return
@@ -58,21 +60,20 @@ def place(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
     left = []
     for number in sorted(pipeline.to_place):
         group = pipeline.groups.get(number)
-        waiting = [s for s in group.sequences if s.stage == "waiting"] if group else []
-        if group is None or not waiting:
+        if group is None:
             continue
-        fit = [t for t in ready if _holds(t, pipeline.incarnation, oldest[number])]
-        if not fit or any(t not in fit and not t.load_late for t in ready):
-            left.append(number)
-            continue
-        avoid = {s.avoid for s in waiting}
-        tenant = min(fit, key=lambda t: (t.id in avoid, loads[t.id]))
-        loads[tenant.id] += len(waiting)
-        for sequence in waiting:
-            placement = _placement(pipeline, group, sequence, version=oldest[number])
-            chosen.setdefault(tenant.id, []).append(placement)
-            _own(sequence, tenant, now_s=now_s)
-    pipeline.to_place = left
+        for waiting in _together(group):
+            needed = max(oldest[number], *(s.resume_version for s in waiting))
+            tenant = _choose(pipeline, waiting, needed=needed, loads=loads)
+            if tenant is None:
+                left.append(number)
+                continue
+            loads[tenant.id] += len(waiting)
+            for sequence in waiting:
+                placement = _placement(pipeline, group, sequence, version=oldest[number])
+                chosen.setdefault(tenant.id, []).append(placement)
+                _own(sequence, tenant, now_s=now_s)
+    pipeline.to_place = list(dict.fromkeys(left))
     if chosen and pipeline.placed_since_s is None:
         pipeline.placed_since_s = now_s
     for name, placements in chosen.items():
@@ -85,6 +86,32 @@ def place(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
         )
 
 
+def _together(group: Group) -> list[list[Sequence]]:
+    """The waiting sequences of a group by where they go."""
+    by_target: dict[str | None, list[Sequence]] = {}
+    for sequence in group.sequences:
+        if sequence.stage == "waiting":
+            by_target.setdefault(sequence.target, []).append(sequence)
+    return list(by_target.values())
+
+
+def _choose(
+    pipeline: Pipeline, waiting: list[Sequence], *, needed: int, loads: dict[str, int]
+) -> Tenant | None:
+    """Who generates them: their target while it lives, else the one with the least to do; None while
+    it loads the version `needed`. Without a target they wait while any ready worker still loads such
+    weights in time, so that the load is balanced."""
+    ready = pipeline.usable("rollout")
+    fit = [t for t in ready if _holds(t, pipeline.incarnation, needed)]
+    target = next((t for t in ready if t.id == waiting[0].target), None)
+    if target is not None and (target in fit or not target.load_late):
+        return target if target in fit else None
+    if not fit or any(t not in fit and not t.load_late for t in ready):
+        return None
+    avoid = {s.avoid for s in waiting}
+    return min(fit, key=lambda t: (t.id in avoid, loads[t.id]))
+
+
 def _holds(tenant: Tenant, incarnation: int, oldest: int) -> bool:
     version = -1 if tenant.version is None else tenant.version
     return tenant.incarnation == incarnation and version >= oldest
@@ -93,6 +120,7 @@ def _holds(tenant: Tenant, incarnation: int, oldest: int) -> bool:
 def _own(sequence: Sequence, tenant: Tenant, *, now_s: float) -> None:
     sequence.stage = "placed"
     sequence.owner = tenant.worker
+    sequence.target = None
     sequence.since_s = now_s
     sequence.max_version = tenant.version
     if sequence.min_version is None:
@@ -107,7 +135,7 @@ def _placement(pipeline: Pipeline, group: Group, sequence: Sequence, *, version:
         group=group.prompt,
         seed=ids.sequence_seed(pipeline.spec.seed, group.cursor, sequence.index),
         resume=sequence.resume,
-        min_version=version,
+        min_version=max(version, sequence.resume_version),
     )
 
 
@@ -155,11 +183,9 @@ def expire(state: State, pipeline: Pipeline) -> None:
             reclaim_prompt(pipeline, group)
             state.touch(pipeline)
         for sequence in group.sequences:
-            if sequence.stage not in ("placed", "scoring"):
-                continue
-            term_s = ACCEPT_LEASE_S if sequence.stage == "placed" else ORDER_LEASE_S
-            if clock.expired(sequence.since_s, term_s=term_s):
-                if sequence.stage == "placed" and sequence.owner is not None:
+            term_s = LEASES_S.get(sequence.stage)
+            if term_s is not None and clock.expired(sequence.since_s, term_s=term_s):
+                if sequence.stage != "scoring" and sequence.owner is not None:
                     sequence.avoid = sequence.owner.id
                 reclaim(pipeline, group, sequence)
                 state.touch(pipeline)

@@ -18,7 +18,7 @@ from jigsawrl.contract.events import (
 )
 from jigsawrl.contract.message import Worker
 from jigsawrl.core import ids
-from jigsawrl.core.state import Fate, Group, Pipeline, Sequence, State
+from jigsawrl.core.state import GENERATING, Fate, Group, Pipeline, Sequence, State
 
 
 def find(pipeline: Pipeline, sequence: str) -> tuple[Group, Sequence] | None:
@@ -44,17 +44,27 @@ def held(
 
 
 def reclaim(pipeline: Pipeline, group: Group, sequence: Sequence) -> None:
-    """Take a sequence from its owner: the next one gets it under a higher epoch."""
-    sequence.epoch += 1
-    sequence.owner = None
-    sequence.num_missing = 0
+    """Take a sequence from its owner: the next one gets it under a higher epoch, and goes on from the
+    last record that is known."""
     if sequence.stage == "scoring":
+        sequence.epoch += 1
+        sequence.owner = None
         sequence.stage = "finished"
         pipeline.to_score.append((group.number, sequence.index))
     else:
-        sequence.stage = "waiting"
-        if group.number not in pipeline.to_place:
-            pipeline.to_place.append(group.number)
+        sequence.restarts.append(sequence.num_resumed)
+        sequence.target = None
+        queue(pipeline, group, sequence)
+
+
+def queue(pipeline: Pipeline, group: Group, sequence: Sequence) -> None:
+    """Have a live sequence placed under a higher epoch."""
+    sequence.epoch += 1
+    sequence.owner = None
+    sequence.num_missing = 0
+    sequence.stage = "waiting"
+    if group.number not in pipeline.to_place:
+        pipeline.to_place.append(group.number)
 
 
 def reclaim_prompt(pipeline: Pipeline, group: Group) -> None:
@@ -83,7 +93,7 @@ def end(pipeline: Pipeline, group: Group, fate: Fate) -> None:
     for sequence in group.sequences:
         own: Fate = "failed" if sequence.stage == "failed" else rest
         pipeline.sequence_fates[own].add(_number(pipeline, group, sequence))
-        if sequence.stage in ("placed", "running") and sequence.owner is not None:
+        if sequence.stage in GENERATING and sequence.owner is not None:
             _drop(pipeline, sequence.owner.id, group, sequence)
 
 
@@ -98,7 +108,7 @@ def revive(pipeline: Pipeline, group: Group) -> None:
 def fail_sequence(pipeline: Pipeline, group: Group, sequence: Sequence, reason: str) -> None:
     """One sample is lost for good; below `min_group_size` survivors its group is, too."""
     sequence.stage = "failed"
-    sequence.owner = None
+    sequence.owner = sequence.target = None
     if group.num_survivors < pipeline.spec.min_group_size:
         fail_group(pipeline, group, reason)
 
@@ -164,18 +174,18 @@ def progressed(state: State, pipeline: Pipeline, event: SequencesProgressed) -> 
     """A later owner may go on from here."""
     for entry in event.progress:
         found = held(pipeline, entry.sequence, epoch=entry.epoch, worker=event.worker)
-        if found is None or found[1].stage not in ("placed", "running"):
+        if found is None or found[1].stage not in GENERATING:
             state.num_ignored += 1
         else:
             pipeline.note_ref(entry.ref)
-            found[1].resume = entry.ref
+            found[1].resume, found[1].num_resumed = entry.ref, entry.num_tokens
 
 
 def finished(state: State, pipeline: Pipeline, event: SequencesFinished) -> None:
     """Samples are whole, or can't be made."""
     for entry in event.finished:
         found = held(pipeline, entry.sequence, epoch=entry.epoch, worker=event.worker)
-        if found is None or found[1].stage not in ("placed", "running"):
+        if found is None or found[1].stage not in GENERATING:
             state.num_ignored += 1
             continue
         group, sequence = found
@@ -186,13 +196,17 @@ def finished(state: State, pipeline: Pipeline, event: SequencesFinished) -> None
         sequence.stage = "finished"
         sequence.owner = None
         sequence.record = entry.ref
+        sequence.target = None
         sequence.resume = None
+        again = sum(max(0, entry.num_tokens - start) for start in sequence.restarts)
+        pipeline.num_tokens_again += again
+        sequence.restarts = []
         sequence.min_version = entry.min_version
         sequence.max_version = entry.max_version
         pipeline.to_score.append((group.number, sequence.index))
     for failure in event.failed:
         found = held(pipeline, failure.sequence, epoch=failure.epoch, worker=event.worker)
-        if found is None or found[1].stage not in ("placed", "running"):
+        if found is None or found[1].stage not in GENERATING:
             state.num_ignored += 1
         else:
             fail_sequence(pipeline, *found, failure.reason)
@@ -232,7 +246,7 @@ def inventory(pipeline: Pipeline, event: Inventory) -> None:
             pipeline.drops.setdefault(event.worker.id, []).append((entry.sequence, entry.epoch))
     for group in list(pipeline.groups.values()):
         for sequence in group.sequences:
-            if sequence.owner != event.worker or sequence.stage != "running":
+            if sequence.owner != event.worker or sequence.stage not in ("running", "moving"):
                 continue
             name = ids.sequence_id(pipeline.name, group.number, sequence.index)
             if (name, sequence.epoch) in names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jigsawrl.core.shares import TOLERANCE
-from jigsawrl.core.state import FATES, Pipeline, State
+from jigsawrl.core.state import FATES, GENERATING, Pipeline, State
 from jigsawrl.core.status import in_flight
 
 
@@ -75,7 +75,8 @@ def _may_be_smaller(pipeline: Pipeline) -> bool:
 
 
 def _check_ownership(pipeline: Pipeline) -> None:
-    """A boot that ended owns nothing, and what has an owner is being worked on."""
+    """A boot that ended owns nothing, what has an owner is being worked on, and what moves has one
+    owner, the source, until it is handed over."""
     for group in pipeline.groups.values():
         owners = [group.owner, *(s.owner for s in group.sequences)]
         for owner in owners:
@@ -83,8 +84,18 @@ def _check_ownership(pipeline: Pipeline) -> None:
                 tenant = pipeline.tenants[owner.id]
                 assert tenant.boot == owner.boot, f"{pipeline.name}: {owner} owns after its end"
         for sequence in group.sequences:
-            owned = sequence.stage in ("placed", "running", "scoring")
-            assert owned == (sequence.owner is not None), f"{group.number}/{sequence.index}"
+            name = f"{pipeline.name}: g{group.number}/s{sequence.index}"
+            owned = sequence.stage in (*GENERATING, "scoring")
+            assert owned == (sequence.owner is not None), name
+            moves = sequence.target is not None
+            assert moves if sequence.stage == "moving" else True, f"{name} moves nowhere"
+            assert not moves or sequence.stage in ("moving", "waiting"), f"{name} moved already"
+            if sequence.owner is not None and sequence.stage in GENERATING:
+                role = pipeline.tenants[sequence.owner.id].role
+                assert role == "rollout", f"{name} is with a {role} worker"
+                assert sequence.owner.id != sequence.target, f"{name} moves to where it is"
+            if sequence.num_resumed:
+                assert sequence.resume is not None or sequence.stage not in GENERATING, name
 
 
 def _check_gang(pipeline: Pipeline) -> None:

@@ -25,6 +25,7 @@ from jigsawrl.core import (
     filtering,
     groups,
     history,
+    migration,
     nodes,
     pipelines,
     shares,
@@ -79,6 +80,7 @@ class Scheduler:
             events.SequencesAccepted: lambda p, e: groups.accepted(self.state, p, e),
             events.SequencesProgressed: lambda p, e: groups.progressed(self.state, p, e),
             events.SequencesFinished: lambda p, e: groups.finished(self.state, p, e),
+            events.SequencesExported: lambda p, e: migration.exported(self.state, p, e),
             events.SequencesRewarded: lambda p, e: groups.rewarded(self.state, p, e),
             events.WeightsLoaded: lambda p, e: workers.loaded(self.state, p, e),
             events.VersionPublished: lambda p, e: history.published(self.state, p, e),
@@ -95,6 +97,10 @@ class Scheduler:
     def snapshot(self) -> bytes:
         """All it knows; goes on after `state.sequence`."""
         return msgspec.msgpack.encode(self.state)
+
+    @property
+    def _policy(self) -> Policy:
+        return self._policies[self.state.policy]
 
     @property
     def decision_due(self) -> bool:
@@ -158,6 +164,8 @@ class Scheduler:
                 dispatch.expire(state, pipeline)
                 workers.expire_loads(state, pipeline)
                 workers.expire_silent(state, pipeline)
+            if pipeline.active and self._policy.every_tick:
+                state.touch(pipeline)
 
     def _cancelled(self, pipeline: Pipeline, event: events.PipelineCancelled) -> None:
         pipelines.fail(self.state, pipeline, f"cancelled: {event.reason}")
@@ -200,7 +208,7 @@ class Scheduler:
         dirty, state.dirty = list(state.dirty), {}
         for name in dirty:
             self._decide_pipeline(state.pipelines[name], outbox)
-        policy = self._policies[state.policy]
+        policy = self._policy
         starts = policy.starts(state)
         for start in starts:
             _start(state.pipelines[start.pipeline], start)
@@ -224,6 +232,7 @@ class Scheduler:
             dispatch.drop(pipeline, outbox)
             dispatch.make(pipeline, now_s, outbox)
             dispatch.place(pipeline, now_s, outbox)
+            migration.migrate(pipeline, self._policy.moves(self.state, pipeline), now_s, outbox)
             dispatch.score(pipeline, now_s, outbox)
             evaluation.evaluate(pipeline, outbox)
             pipelines.finish(self.state, pipeline)

@@ -17,7 +17,11 @@ from jigsawrl.contract.spec import Device, PipelineSpec
 from jigsawrl.core.clock import StreamClock
 from jigsawrl.core.ids import IdRanges
 
-SequenceStage = Literal["waiting", "placed", "running", "finished", "scoring", "scored", "failed"]
+SequenceStage = Literal[
+    "waiting", "placed", "running", "moving", "finished", "scoring", "scored", "failed"
+]
+GENERATING: tuple[SequenceStage, ...] = ("placed", "running", "moving")
+"""Stages in which a rollout worker owns a sequence; it is asked for it back while ``moving``."""
 PipelineStage = Literal["queued", "starting", "running", "finishing", "finished", "failed"]
 Fate = Literal["trained", "filtered", "stale", "discarded", "failed"]
 FATES: tuple[Fate, ...] = ("trained", "filtered", "stale", "discarded", "failed")
@@ -31,14 +35,25 @@ class Sequence(msgspec.Struct):
     """Owner epoch: rises whenever its work is taken from a worker."""
     stage: SequenceStage = "waiting"
     owner: Worker | None = None
-    """The rollout worker (placed, running) or reward worker (scoring) that has it."""
+    """The rollout worker (placed, running, moving) or reward worker (scoring) that has it."""
     since_s: float = 0.0
-    """Stream time at which the owner got it."""
+    """Stream time at which the owner got it, or was asked to hand it over."""
+    target: str | None = None
+    """Rollout worker that it moves to; from the order on until it is placed there."""
+    num_moves: int = 0
+    moved_s: float = 0.0
+    """Stream time of the last order to move it."""
     avoid: str | None = None
     """A worker that let the accept lease expire."""
     num_missing: int = 0
     """Inventories in a row of its owner that did not name it."""
     resume: Ref | None = None
+    num_resumed: int = 0
+    """Tokens in `resume`."""
+    resume_version: int = 0
+    """Newest version in `resume`, as far as known: the next owner has it, too."""
+    restarts: list[int] = []
+    """`num_resumed` at each time when its owner was lost: what came after was made again."""
     record: Ref | None = None
     reward: Ref | None = None
     score: float | None = None
@@ -67,7 +82,7 @@ class Group(msgspec.Struct):
         in mid-sequence: one that runs, or is to go on from a partial record, may have tokens of the
         `newest`."""
         versions = [
-            newest if s.stage in ("placed", "running") or s.resume is not None else s.max_version
+            newest if s.stage in GENERATING or s.resume is not None else s.max_version
             for s in self.sequences
         ]
         return max((v for v in versions if v is not None), default=-1)
@@ -220,6 +235,12 @@ class Pipeline(msgspec.Struct):
     last_group_failure: str = ""
     data_sequence: int = 0
     """Highest data-stream sequence seen in a reference."""
+
+    # Migration
+    num_migrations: int = 0
+    num_migrated_tokens: int = 0
+    num_tokens_again: int = 0
+    """Tokens of finished sequences that may have been made more than once: an owner was lost."""
 
     # Evaluation
     evaluation: Evaluation | None = None

@@ -33,6 +33,9 @@ def pipeline_status(state: State, pipeline: Pipeline) -> PipelineStatus:
         waiting_for=tuple(waiting_for(state, pipeline)),
         workers=tuple(_worker_status(t, loads[t.id]) for t in pipeline.tenants.values()),
         failure=pipeline.failure,
+        num_migrations=pipeline.num_migrations,
+        num_migrated_tokens=pipeline.num_migrated_tokens,
+        num_tokens_again=pipeline.num_tokens_again,
     )
 
 
@@ -128,10 +131,12 @@ def _sequence_wait(group: Group, sequence: Sequence) -> str | None:
     if group.prompt is None or sequence.stage in ("scored", "failed"):
         return None
     if sequence.stage == "waiting":
-        return "a rollout worker for"
+        return "a rollout worker for" if sequence.target is None else f"{sequence.target} to take"
     if sequence.stage == "finished":
         return "a reward worker for"
     assert sequence.owner is not None
+    if sequence.stage == "moving":
+        return f"{sequence.owner.id} to hand over to {sequence.target}"
     verb = {"placed": "accept", "running": "generate", "scoring": "score"}[sequence.stage]
     return f"{sequence.owner.id} to {verb}"
 

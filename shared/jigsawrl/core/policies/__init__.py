@@ -1,4 +1,5 @@
-"""Policies: which pipelines run, and where their tenants live. `POLICIES` are those one can choose."""
+"""Policies: which pipelines run, where their tenants live, how devices are divided, which sequences
+move. `POLICIES` are those one can choose."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from types import MappingProxyType
 from jigsawrl.core.policies.areal import Areal
 from jigsawrl.core.policies.base import Policy
 from jigsawrl.core.policies.serial import Serial
+from jigsawrl.core.policies.shuffle import Shuffle
 from jigsawrl.core.policies.unmanaged import Unmanaged
 
 DEFAULT_POLICY = Serial.name
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {policy.name: policy for policy in (Serial(), Unmanaged(), Areal())}
+    {policy.name: policy for policy in (Serial(), Unmanaged(), Areal(), Shuffle())}
 )

@@ -7,13 +7,12 @@ where there are too few devices to keep them apart, they share.
 
 from __future__ import annotations
 
-from jigsawrl.core.policies.base import Start
+from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.serial import next_alone
-from jigsawrl.core.shares import Wanted, equal
 from jigsawrl.core.state import State
 
 
-class Areal:
+class Areal(Policy):
     """Starts the oldest queued pipeline when none is active."""
 
     name = "areal"
@@ -22,6 +21,3 @@ class Areal:
         """At most one."""
         return next_alone(state, apart=True)
 
-    def shares(self, state: State) -> Wanted:
-        """Equal weights."""
-        return equal(state)

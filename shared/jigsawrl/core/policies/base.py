@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import msgspec
 
+from jigsawrl.core.migration import Move
 from jigsawrl.core.policies.placement import Place
-from jigsawrl.core.shares import Wanted
-from jigsawrl.core.state import State
+from jigsawrl.core.shares import Wanted, equal
+from jigsawrl.core.state import Pipeline, State
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,14 +20,24 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[Place, ...]
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Plug-in of the scheduler, live and simulated alike. It keeps nothing: what it needs to remember
-    is in the state, so that a replay decides alike."""
+    is in the state, so that a replay decides alike. One that says no more than which pipelines start
+    divides devices evenly and moves nothing."""
 
-    name: str
+    name: ClassVar[str]
+    every_tick: ClassVar[bool] = False
+    """Asked on every tick, also about pipelines that nothing happened to."""
 
+    @abstractmethod
     def starts(self, state: State) -> list[Start]:
         """Pipelines to start now."""
 
     def shares(self, state: State) -> Wanted:
-        """How each device that has tenants is divided from now on; only changes are commanded."""
+        """How each device that has tenants is divided from now on; only changes are commanded. Evenly:
+        tenants that take turns lose nothing by that, as who works has what others leave."""
+        return equal(state)
+
+    def moves(self, state: State, pipeline: Pipeline) -> list[Move]:
+        """Running sequences of an active pipeline that shall go to other rollout workers now."""
+        return []

@@ -9,13 +9,12 @@ than trainer ranks, as in AReaL, as long as there are enough.
 
 from __future__ import annotations
 
-from jigsawrl.core.policies.base import Start
+from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.placement import Occupancy, devices_for, place
-from jigsawrl.core.shares import Wanted, equal
 from jigsawrl.core.state import State
 
 
-class Serial:
+class Serial(Policy):
     """Starts the oldest queued pipeline when none is active."""
 
     name = "serial"
@@ -23,10 +22,6 @@ class Serial:
     def starts(self, state: State) -> list[Start]:
         """At most one."""
         return next_alone(state, apart=False)
-
-    def shares(self, state: State) -> Wanted:
-        """Equal weights: tenants of one pipeline take turns, and who works has what others leave."""
-        return equal(state)
 
 
 def next_alone(state: State, *, apart: bool) -> list[Start]:

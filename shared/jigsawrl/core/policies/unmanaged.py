@@ -7,13 +7,12 @@ over the devices, so that none is idle while another has two of a kind.
 
 from __future__ import annotations
 
-from jigsawrl.core.policies.base import Start
+from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.placement import Occupancy, devices_for, place
-from jigsawrl.core.shares import Wanted, equal
 from jigsawrl.core.state import State
 
 
-class Unmanaged:
+class Unmanaged(Policy):
     """Starts every queued pipeline at once."""
 
     name = "unmanaged"
@@ -31,6 +30,3 @@ class Unmanaged:
                     starts.append(Start(pipeline=pipeline.name, places=places))
         return starts
 
-    def shares(self, state: State) -> Wanted:
-        """Equal weights."""
-        return equal(state)
