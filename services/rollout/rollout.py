@@ -204,7 +204,7 @@ class Rollout:
                 group=group.group,
                 incarnation=incarnation,
                 # One that moved here goes on with weights as new as those that made its tokens.
-                min_version=max(placement.min_version, *start.versions),
+                min_version=max((placement.min_version, *start.versions)),
                 start=start,
                 placed_s=time.monotonic(),
             )
