@@ -90,9 +90,11 @@ class Scheduler:
         }
 
     @classmethod
-    def restore(cls, snapshot: bytes) -> Scheduler:
+    def restore(
+        cls, snapshot: bytes, *, policies: Mapping[str, Policy] = POLICIES
+    ) -> Scheduler:
         """A scheduler that goes on from a snapshot."""
-        return cls(state=_decoder.decode(snapshot))
+        return cls(state=_decoder.decode(snapshot), policies=policies)
 
     def snapshot(self) -> bytes:
         """All it knows; goes on after `state.sequence`."""

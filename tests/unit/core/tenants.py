@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.contract.message import Ledger, Worker
-
-if TYPE_CHECKING:
-    from tests.unit.core.world import World
+from tests.unit.core.rollouts import Part, RolloutTenants
 
 
 class Process:
@@ -31,27 +28,21 @@ class Process:
         self.incarnation = 0
         self.version = 0
         self.held: dict[str, int] = {}
-        self.begun: dict[str, int] = {}
-        """Version by which each held sequence began."""
+        self.parts: dict[str, Part] = {}
+        """What it generates: those of `held` that neither wait for an ack nor are handed over."""
+        self.ending: set[tuple[str, int]] = set()
+        """Finished, and not told yet."""
+        self.isolated_until_s = 0.0
+        """Until then nothing comes in or goes out; it all arrives later, in order (a partition)."""
         self.last_delivery_s = 0.0
 
 
-class Tenants:
+class Tenants(RolloutTenants):
     """Carries out commands in a world's time, with its faults."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
 
     def handle(self, process: Process, command: c.Command) -> None:
         name = type(command).__name__.lower()
         getattr(self, f"_on_{name}")(process, command)
-
-    def _head(self, process: Process, tag: str) -> dict[str, object]:
-        return {
-            "id": self._world.new_id(tag),
-            "pipeline": process.order.pipeline,
-            "worker": process.worker,
-        }
 
     def _on_configure(self, process: Process, command: c.Configure) -> None:
         if process.order.role != "trainer":
@@ -116,67 +107,6 @@ class Tenants:
                 )
         event = e.GroupsMade(**self._head(process, "made"), made=tuple(made), failed=tuple(failed))
         self._world.later(0.01, lambda: self._world.say(process, event))
-
-    def _on_loadweights(self, process: Process, command: c.LoadWeights) -> None:
-        def load() -> None:
-            process.weights = (command.incarnation, command.version)
-            event = e.WeightsLoaded(
-                **self._head(process, "loaded"),
-                incarnation=command.incarnation,
-                version=command.version,
-            )
-            self._world.say(process, event)
-
-        self._world.later(0.05, load)
-
-    def _on_placesequences(self, process: Process, command: c.PlaceSequences) -> None:
-        accepted = []
-        for placement in command.placements:
-            spec = self._world.scheduler.state.pipelines[process.order.pipeline].spec
-            assert process.weights[0] == command.incarnation
-            lag = process.weights[1] - placement.min_version
-            assert 0 <= lag <= spec.max_staleness
-            process.held[placement.sequence] = placement.epoch
-            process.begun[placement.sequence] = process.weights[1]
-            accepted.append(e.Held(placement.sequence, placement.epoch))
-            name, epoch = placement.sequence, placement.epoch
-            self._world.later(
-                self._world.random.uniform(0.05, 2.0),
-                lambda name=name, epoch=epoch: self._generate(process, name, epoch),
-            )
-        event = e.SequencesAccepted(**self._head(process, "accepted"), accepted=tuple(accepted))
-        self._world.say(process, event)
-
-    def _generate(self, process: Process, name: str, epoch: int) -> None:
-        if process.held.get(name) != epoch or not process.alive:
-            return
-        del process.held[name]
-        failed: tuple[e.SequenceFailure, ...] = ()
-        finished: tuple[e.SequenceFinish, ...] = ()
-        if self._world.chance(self._world.faults.fail_work):
-            failed = (e.SequenceFailure(sequence=name, epoch=epoch, reason="no"),)
-        else:
-            finish = e.SequenceFinish(
-                sequence=name,
-                epoch=epoch,
-                ref=self._world.new_ref(),
-                finish_reason="stop",
-                num_tokens=5,
-                min_version=process.begun[name],
-                max_version=process.weights[1],
-            )
-            finished = (finish,)
-        self._world.say(
-            process,
-            e.SequencesFinished(
-                **self._head(process, "finished"), finished=finished, failed=failed
-            ),
-        )
-
-    def _on_drop(self, process: Process, command: c.Drop) -> None:
-        for name, epoch in command.sequences:
-            if process.held.get(name, epoch + 1) <= epoch:
-                del process.held[name]
 
     def _on_scoresequences(self, process: Process, command: c.ScoreSequences) -> None:
         rewarded = tuple(

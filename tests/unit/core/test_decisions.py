@@ -13,6 +13,7 @@ from jigsawrl.core import ids, invariants
 from jigsawrl.core.history import data_needed_from
 from jigsawrl.core.state import Pipeline
 from jigsawrl.core.status import pipeline_status
+from tests.unit.core.rollouts import Made
 from tests.unit.core.world import Faults, World, spec
 
 T = TypeVar("T", bound=c.Command)
@@ -141,7 +142,8 @@ def test_a_progress_record_is_where_the_next_owner_goes_on(world: World) -> None
     process = world.processes["p.rollout0"]
     name, epoch = next(iter(process.held.items()))
     ref = world.new_ref()
-    progress = e.SequenceProgress(sequence=name, epoch=epoch, ref=ref, num_tokens=3)
+    world.records[ref] = Made(name, 1, (0, 0))
+    progress = e.SequenceProgress(sequence=name, epoch=epoch, ref=ref, num_tokens=1)
     world.publish(
         e.SequencesProgressed(id="g", pipeline="p", worker=process.worker, progress=(progress,))
     )

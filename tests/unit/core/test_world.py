@@ -34,11 +34,11 @@ def check_history(world: World) -> None:
 
 
 def check_replay(world: World) -> None:
-    fresh = Scheduler()
+    fresh = Scheduler(policies=world.policies)
     replayed = [fresh.handle(e, timestamp_s=t, sequence=s) for e, t, s in world.log]
     assert encoded(replayed) == encoded(world.issued)
     for sequence, snapshot in list(world.snapshots.items())[::7]:
-        restored = Scheduler.restore(snapshot)
+        restored = Scheduler.restore(snapshot, policies=world.policies)
         tail = [restored.handle(e, timestamp_s=t, sequence=s) for e, t, s in world.log[sequence:]]
         assert encoded(tail) == encoded(world.issued[sequence:])
         assert restored.snapshot() == world.scheduler.snapshot()

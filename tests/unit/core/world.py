@@ -3,6 +3,7 @@ another order or never, and that die. Discrete events in simulated time; one see
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 
@@ -13,9 +14,11 @@ from jigsawrl.contract import events as e
 from jigsawrl.contract.message import Ledger, Ref, Worker
 from jigsawrl.contract.spec import Device, EvaluationSpec, PipelineSpec
 from jigsawrl.core import invariants
-from jigsawrl.core.policies import DEFAULT_POLICY
+from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
+from jigsawrl.core.policies.base import Policy
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.devices.base import check_shares
+from tests.unit.core.rollouts import Made
 from tests.unit.core.tenants import Process, Tenants
 
 
@@ -28,6 +31,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     fail_work: float = 0.0
     silence_per_s: float = 0.0
     node_restart_per_s: float = 0.0
+    isolate_per_s: float = 0.0
+    """A rollout worker is cut off for a while; what it says arrives later."""
     uniform_rewards: float = 0.0
     """Of one group: all its rewards are equal."""
 
@@ -36,6 +41,8 @@ LOSABLE = (
     e.GroupsMade,
     e.SequencesAccepted,
     e.SequencesFinished,
+    e.SequencesExported,
+    e.SequencesProgressed,
     e.SequencesRewarded,
     e.WeightsLoaded,
 )
@@ -78,12 +85,16 @@ class World:
         seed: int,
         faults: Faults,
         pipelines: list[PipelineSpec],
-        policy: str = DEFAULT_POLICY,
+        policy: str | Policy = DEFAULT_POLICY,
     ) -> None:
         self.random = Random(seed)
         self.faults = faults
         self.now_s = 1000.0
-        self.scheduler = Scheduler()
+        self.policies = dict(POLICIES)
+        if not isinstance(policy, str):
+            self.policies[policy.name] = policy
+            policy = policy.name
+        self.scheduler = Scheduler(policies=self.policies)
         self.log: list[tuple[e.Event, float, int]] = []
         self.issued: list[list[c.Command]] = []
         self.snapshots: dict[int, bytes] = {}
@@ -94,6 +105,10 @@ class World:
         """By (pipeline, version): what a checkpoint of that version holds."""
         self.channels: dict[str, dict[Ref, tuple[int, int]]] = {}
         """Per pipeline what lies on its weight channel: manifest -> (incarnation, version)."""
+        self.records: dict[Ref, Made] = {}
+        """Stored sequences, whole and partial."""
+        self.num_made: Counter[str] = Counter()
+        """Tokens made of each sequence, by all owners that told of them."""
         self.checkpoint_every = 2
         self._orders: dict[str, c.StartTenant] = {}
         self._shares: dict[str, dict[str, float]] = {}
@@ -120,6 +135,7 @@ class World:
         self._every(0.1, self._tick)
         self._every(2.0, self._heartbeat)
         self._every(1.0, self._harm)
+        self._every(1.0, self._progress)
         self._every(10.0, self._inventories)
 
     def run(self, *, limit_s: float = 900.0) -> None:
@@ -159,6 +175,10 @@ class World:
             return
         if isinstance(event, LOSABLE) and self.chance(self.faults.lose):
             return
+        if self.now_s < process.isolated_until_s:
+            wait_s = process.isolated_until_s - self.now_s
+            self.later(wait_s, lambda: process.alive and self.publish(event))
+            return
         self.publish(event)
         if self.chance(self.faults.repeat):
             self.later(self.random.uniform(0, 3), lambda: self.publish(event))
@@ -184,7 +204,8 @@ class World:
         process = self.processes.get(command.worker.id)
         if process is None or process.worker != command.worker:
             return
-        at_s = max(process.last_delivery_s, self.now_s + self.random.uniform(0.001, 0.05))
+        at_s = self.now_s + self.random.uniform(0.001, 0.05)
+        at_s = max(process.last_delivery_s, process.isolated_until_s, at_s)
         process.last_delivery_s = at_s
         self.later(
             at_s - self.now_s, lambda: process.alive and self._tenants.handle(process, command)
@@ -302,6 +323,9 @@ class World:
         for process in list(self.processes.values()):
             if process.alive and self.chance(self.faults.kill_per_s):
                 self.kill(process)
+            is_rollout = process.order.role == "rollout"
+            if process.alive and is_rollout and self.chance(self.faults.isolate_per_s):
+                process.isolated_until_s = self.now_s + self.random.uniform(1.0, 45.0)
         if self.chance(self.faults.silence_per_s):
             self.silence(20.0)
         if self.chance(self.faults.node_restart_per_s):
@@ -310,6 +334,11 @@ class World:
             self.processes, self._orders, self._shares = {}, {}, {}
             self._node_boot = f"n{next(self._counter)}"
             self._start_node()
+
+    def _progress(self) -> None:
+        for process in list(self.processes.values()):
+            if process.alive:
+                self._tenants.tell_progress(process)
 
     def _inventories(self) -> None:
         for process in list(self.processes.values()):

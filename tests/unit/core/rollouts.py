@@ -1,0 +1,210 @@
+"""The rollout workers of the simulated world: a token every 100 ms, records, moves."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jigsawrl.contract import commands as c
+from jigsawrl.contract import events as e
+from jigsawrl.contract.message import Ref
+
+if TYPE_CHECKING:
+    from tests.unit.core.tenants import Process
+    from tests.unit.core.world import World
+
+TOKEN_S = 0.1
+
+
+class Made(msgspec.Struct, frozen=True):
+    """What a stored record says of a sequence."""
+
+    sequence: str
+    num_tokens: int
+    versions: tuple[int, ...]
+    """Oldest and newest of its tokens; empty where there are none."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one owner generates of a sequence."""
+
+    sequence: str
+    epoch: int
+    start: Made
+    since_s: float
+    version: int
+
+    def made(self, now_s: float, version: int) -> Made:
+        """What there is by now."""
+        num_new = int((now_s - self.since_s) / TOKEN_S + 1e-9)
+        num = min(self.start.num_tokens + num_new, num_tokens_of(self.sequence))
+        versions = [*self.start.versions, self.version, version]
+        known = (min(versions), max(versions)) if num_new else self.start.versions
+        return Made(self.sequence, num, known)
+
+
+def num_tokens_of(sequence: str) -> int:
+    """Whoever generates it: mostly short, a few are long."""
+    random = Random(f"length of {sequence}")
+    return random.randint(40, 80) if random.random() < 0.1 else random.randint(1, 20)
+
+
+class RolloutTenants:
+    """Carries out the commands of rollout workers."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def _head(self, process: Process, tag: str) -> dict[str, object]:
+        return {
+            "id": self._world.new_id(tag),
+            "pipeline": process.order.pipeline,
+            "worker": process.worker,
+        }
+
+    def _on_loadweights(self, process: Process, command: c.LoadWeights) -> None:
+        def load() -> None:
+            process.weights = (command.incarnation, command.version)
+            event = e.WeightsLoaded(
+                **self._head(process, "loaded"),
+                incarnation=command.incarnation,
+                version=command.version,
+            )
+            self._world.say(process, event)
+
+        self._world.later(0.05, load)
+
+    def _on_placesequences(self, process: Process, command: c.PlaceSequences) -> None:
+        accepted = []
+        for placement in command.placements:
+            name, epoch = placement.sequence, placement.epoch
+            start = self._check(process, command.incarnation, placement)
+            part = Part(name, epoch, start, self._world.now_s, process.weights[1])
+            process.held[name] = epoch
+            process.parts[name] = part
+            accepted.append(e.Held(name, epoch))
+            rest_s = (num_tokens_of(name) - start.num_tokens) * TOKEN_S
+            self._world.later(rest_s, lambda part=part: self._finish(process, part))
+        event = e.SequencesAccepted(**self._head(process, "accepted"), accepted=tuple(accepted))
+        self._world.say(process, event)
+
+    def _check(self, process: Process, incarnation: int, placement: c.Placement) -> Made:
+        """A placement that a worker can take: where it begins."""
+        spec = self._world.scheduler.state.pipelines[process.order.pipeline].spec
+        name = placement.sequence
+        assert process.weights[0] == incarnation
+        assert 0 <= process.weights[1] - placement.min_version <= spec.max_staleness
+        others = [p for p in self._world.processes.values() if p.alive and p is not process]
+        assert all(p.held.get(name) != placement.epoch for p in others), f"{name} has two owners"
+        if placement.resume is None:
+            return Made(name, 0, ())
+        start = self._world.records[placement.resume]
+        assert start.sequence == name
+        assert max(start.versions) <= process.weights[1], "the target has the record's last version"
+        return start
+
+    def _store(self, made: Made) -> Ref:
+        ref = self._world.new_ref()
+        self._world.records[ref] = made
+        return ref
+
+    def _finish(self, process: Process, part: Part) -> None:
+        name, epoch = part.sequence, part.epoch
+        if process.parts.get(name) is not part or process.held.get(name) != epoch:
+            return
+        if process.alive:
+            del process.parts[name]
+            process.ending.add((name, epoch))
+            self._world.num_made[name] += num_tokens_of(name) - part.start.num_tokens
+            self._world.later(0.02, lambda: self._tell_end(process, part))
+
+    def _tell_end(self, process: Process, part: Part) -> None:
+        name, epoch = part.sequence, part.epoch
+        process.ending.discard((name, epoch))
+        if process.held.get(name) == epoch:
+            del process.held[name]
+        failed: tuple[e.SequenceFailure, ...] = ()
+        finished: tuple[e.SequenceFinish, ...] = ()
+        if self._world.chance(self._world.faults.fail_work):
+            failed = (e.SequenceFailure(sequence=name, epoch=epoch, reason="no"),)
+        else:
+            made = part.made(self._world.now_s, process.weights[1])
+            finish = e.SequenceFinish(
+                sequence=name,
+                epoch=epoch,
+                ref=self._store(made),
+                finish_reason="stop",
+                num_tokens=made.num_tokens,
+                min_version=min(made.versions),
+                max_version=max(made.versions),
+            )
+            finished = (finish,)
+        event = e.SequencesFinished(
+            **self._head(process, "finished"), finished=finished, failed=failed
+        )
+        self._world.say(process, event)
+
+    def _on_drop(self, process: Process, command: c.Drop) -> None:
+        for name, epoch in command.sequences:
+            if process.held.get(name, epoch + 1) <= epoch:
+                del process.held[name]
+                process.parts.pop(name, None)
+
+    def _on_migratesequences(self, process: Process, command: c.MigrateSequences) -> None:
+        """Stops at once; answers when it is stored; holds until that is acked."""
+        exports, finished, not_held = [], [], []
+        for name, epoch in command.sequences:
+            part = process.parts.get(name)
+            if part is not None and process.held.get(name) == part.epoch == epoch:
+                del process.parts[name]
+                exports.append((part, part.made(self._world.now_s, process.weights[1])))
+            elif (name, epoch) in process.ending:
+                finished.append(e.Held(name, epoch))
+            else:
+                not_held.append(e.Held(name, epoch))
+
+        def tell() -> None:
+            exported = tuple(self._export(process, part, made) for part, made in exports)
+            event = e.SequencesExported(
+                **self._head(process, "exported"),
+                exported=exported,
+                finished=tuple(finished),
+                not_held=tuple(not_held),
+            )
+            self._world.say(process, event)
+            for one in exported:
+                if process.held.get(one.sequence) == one.epoch:
+                    del process.held[one.sequence]
+
+        self._world.later(self._world.random.uniform(0.001, 0.1), tell)
+
+    def _export(self, process: Process, part: Part, made: Made) -> e.SequenceExport:
+        num_new = made.num_tokens - part.start.num_tokens
+        self._world.num_made[part.sequence] += num_new
+        return e.SequenceExport(
+            sequence=part.sequence,
+            epoch=part.epoch,
+            ref=self._store(made) if num_new else None,
+            num_tokens=made.num_tokens,
+            min_version=min(made.versions, default=None),
+            max_version=max(made.versions, default=None),
+        )
+
+    def tell_progress(self, process: Process) -> None:
+        """Partial records of what has grown."""
+        made = [part.made(self._world.now_s, process.weights[1]) for part in process.parts.values()]
+        progress = tuple(
+            e.SequenceProgress(
+                sequence=part.sequence,
+                epoch=part.epoch,
+                ref=self._store(now),
+                num_tokens=now.num_tokens,
+            )
+            for part, now in zip(process.parts.values(), made, strict=True)
+            if now.num_tokens > part.start.num_tokens
+        )
+        if progress:
+            event = e.SequencesProgressed(**self._head(process, "progressed"), progress=progress)
+            self._world.say(process, event)
