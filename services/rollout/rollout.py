@@ -112,6 +112,10 @@ class Rollout:
         if self._engine is not None:
             await self._engine.close()
 
+    def held(self) -> tuple[Held, ...]:
+        """What it holds now."""
+        return self._holdings.inventory()
+
     @property
     def _thread(self) -> EngineThread:
         assert self._engine is not None
@@ -353,7 +357,7 @@ class Rollout:
                     id=self._context.new_id(Inventory.tag()),
                     pipeline=self._context.pipeline,
                     worker=self._context.worker,
-                    held=self._holdings.inventory(),
+                    held=self.held(),
                 )
             )
             await asyncio.sleep(INVENTORY_PERIOD_S)
