@@ -164,6 +164,49 @@ def test_every_cut_of_a_sequence_continues_with_the_same_bits(shape: str) -> Non
         assert bits(one) == bits(whole)
 
 
+def at_every_boundary(
+    engine: TorchEngine, starts: list[SequenceStart]
+) -> tuple[list[Generated], dict[str, Generated]]:
+    """What a worker would hand over of each sequence before each of its tokens, and the ends."""
+    engine.add(starts)
+    records, ends = engine.snapshot([start.key for start in starts]), {}
+    while engine.held():
+        ends |= {one.key: one for one in engine.step().finished}
+        records += engine.snapshot(engine.held())
+    return records, ends
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(
+    max_examples=2,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+)
+@given(seed=st.integers(0, 2**32))
+def test_cut_before_any_token_a_sequence_goes_on_elsewhere_with_the_same_bits(
+    shape: str, seed: int
+) -> None:
+    rng = random.Random(seed)
+    starts = [
+        msgspec.structs.replace(start, max_new_tokens=rng.randint(1, 40))
+        for start in sequences(rng, num_groups=2)
+    ]
+    by_key = {start.key: start for start in starts}
+    records, ends = at_every_boundary(engine_for(shape, 5, 0), starts)
+    for one in starts:
+        cuts = {len(r.tokens) for r in records if r.key == one.key}
+        assert cuts == set(range(len(ends[one.key].tokens)))
+    moved = [
+        msgspec.structs.replace(resumed(by_key[one.key], one), key=f"{one.key}@{len(one.tokens)}")
+        for one in records
+    ]
+    for key, one in run(engine_for(shape, 17, 1), moved).items():
+        end = ends[key.partition("@")[0]]
+        assert bits(one) == bits(end)
+
+
 def test_more_sequences_than_the_largest_number_of_rows_change_no_bit() -> None:
     starts = [
         msgspec.structs.replace(start, max_new_tokens=6 + i % 5)
