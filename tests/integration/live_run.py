@@ -72,7 +72,12 @@ class LiveRun:
     """The process of one `jigsaw run`; a context that leaves nothing behind."""
 
     def __init__(
-        self, folder: Path, *overrides: str, pipeline: str = PIPELINE, resume: bool = False
+        self,
+        folder: Path,
+        *overrides: str,
+        pipeline: str = PIPELINE,
+        policy: str | None = None,
+        resume: bool = False,
     ) -> None:
         """With `resume` it goes on with the run that an earlier one left in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +94,8 @@ class LiveRun:
             command += [str(path), "--runs-folder", str(folder / "runs"), "--name", "run"]
         for override in overrides:
             command += ["--set", override]
+        if policy is not None:
+            command += ["--policy", policy]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = psutil.Popen(command, stdout=out, stderr=err)
 
