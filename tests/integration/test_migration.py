@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from jigsawrl.contract.commands import MigrateSequences
+from services.scheduler.replay import replay
 from tests.integration.live_run import LiveRun, conserved
 from tests.integration.test_exactness import fingerprint
 
@@ -101,7 +103,12 @@ def test_hundreds_of_moves_change_no_bit_and_make_no_token_twice(
 ) -> None:
     with start(tmp_path, TWO) as live:
         assert_same(live, undisturbed, num_migrations=200)
-        assert live.tiny()["num_tokens_again"] == 0
+        tiny = live.tiny()
+        assert tiny["num_tokens_again"] == 0
+    commands = replay(live.run_folder / "scheduler", policy="shuffle")
+    orders = [x for x in commands if isinstance(x, MigrateSequences)]
+    assert {order.worker.id for order in orders} == {"tiny.rollout0", "tiny.rollout1"}
+    assert sum(len(order.sequences) for order in orders) >= tiny["num_migrations"]
 
 
 def test_killed_sources_and_targets_change_no_bit(

@@ -63,6 +63,10 @@ class Site:
                     return stored.event
         raise AssertionError("the stream ended")
 
+    def rewind(self) -> None:
+        """Have `next` begin with the first event again: those before the last found were passed over."""
+        self._after = 0
+
     async def tell(self, kind: type[Any], **fields: object) -> None:
         """Have a command carried out."""
         common = {"id": f"c:{next(self._ids)}", "worker": WORKER, "leader_epoch": 1}

@@ -144,6 +144,7 @@ async def test_sequences_and_weights_of_an_older_incarnation_are_refused(site: S
 async def test_what_was_done_is_told_as_sub_stages(site: Site) -> None:
     await site.load(0)
     await site.place(placement("g0/s0", await site.prompt()))
+    site.rewind()
     kinds: set[str] = set()
     tokens = 0
     while not ({"weight_sync", "prefill"} <= kinds and kinds & {"bulk_decode", "tail_decode"}):
