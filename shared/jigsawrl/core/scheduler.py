@@ -90,9 +90,7 @@ class Scheduler:
         }
 
     @classmethod
-    def restore(
-        cls, snapshot: bytes, *, policies: Mapping[str, Policy] = POLICIES
-    ) -> Scheduler:
+    def restore(cls, snapshot: bytes, *, policies: Mapping[str, Policy] = POLICIES) -> Scheduler:
         """A scheduler that goes on from a snapshot."""
         return cls(state=_decoder.decode(snapshot), policies=policies)
 

@@ -20,4 +20,3 @@ class Areal(Policy):
     def starts(self, state: State) -> list[Start]:
         """At most one."""
         return next_alone(state, apart=True)
-

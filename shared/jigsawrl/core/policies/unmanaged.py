@@ -29,4 +29,3 @@ class Unmanaged(Policy):
                 if places is not None:
                     starts.append(Start(pipeline=pipeline.name, places=places))
         return starts
-
