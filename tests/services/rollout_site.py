@@ -64,7 +64,7 @@ class Site:
         raise AssertionError("the stream ended")
 
     def rewind(self) -> None:
-        """Have `next` begin with the first event again: it passes over those that it does not want."""
+        """Have `next` begin with the first event again: what it passed over comes, too."""
         self._after = 0
 
     async def tell(self, kind: type[Any], **fields: object) -> None:
