@@ -13,9 +13,9 @@ from jigsawrl.core.migration import MIN_STAY_S, Move, merge_tail
 from jigsawrl.core.state import Pipeline, Sequence
 from jigsawrl.core.status import pipeline_status
 from tests.unit.core.movers import Once
-from tests.unit.core.rollouts import num_tokens_of
+from tests.unit.core.rollouts import Made, num_tokens_of
 from tests.unit.core.tenants import Process
-from tests.unit.core.world import Faults, World, spec
+from tests.unit.core.world import Faults, World, asynchronous, spec
 
 T = TypeVar("T", bound=c.Command)
 SOURCE, TARGET = "p.rollout0", "p.rollout1"
@@ -46,19 +46,20 @@ def process_of(world: World, name: str) -> Process:
     return world.processes[name]
 
 
-def longest_on(world: World, worker: str) -> str:
+def longest_on(world: World, worker: str, *, first_group: int) -> str:
     """A running sequence with some way to go."""
     held = [n for n in process_of(world, worker).held if sequence_of(world, n).stage == "running"]
-    return max(held, key=num_tokens_of)
+    late = [n for n in held if (ids.parse_sequence("p", n) or (-1, -1))[0] >= first_group]
+    return max(late, key=num_tokens_of)
 
 
-def order(world: World) -> str:
+def order(world: World, *, first_group: int = 0) -> str:
     """Have one sequence moved from SOURCE to TARGET; returns when the command is out."""
     world.run_until(lambda: pipeline_of(world).version == 0 and bool(issued(world, c.LoadWeights)))
-    world.run_until(lambda: len(process_of(world, SOURCE).parts) == 3)
+    world.run_until(lambda: len(process_of(world, SOURCE).parts) >= 3)
     start_s = world.now_s
     world.run_until(lambda: world.now_s > start_s + 0.15)
-    name = longest_on(world, SOURCE)
+    name = longest_on(world, SOURCE, first_group=first_group)
     policy = world.policy
     assert isinstance(policy, Once)
     policy.orders.append(Move(sequence=name, target=TARGET))
@@ -160,6 +161,30 @@ def test_what_the_source_does_not_hold_restarts_elsewhere(world: World) -> None:
     assert placements(world, name)[1][1].epoch == 2
     end(world)
     assert pipeline_of(world).num_tokens_again > 0
+
+
+def test_a_target_must_have_the_newest_version_in_the_record() -> None:
+    world = World(
+        seed=0,
+        faults=Faults(),
+        pipelines=[asynchronous(2, num_rollout_workers=3)],
+        policy=Once(),
+    )
+    name = order(world, first_group=6)  # of a batch that version 1 does not wait for
+    ref = world.new_ref()
+    world.records[ref] = Made(name, 1, (0, 1))
+    entry = e.SequenceExport(
+        sequence=name, epoch=1, ref=ref, num_tokens=1, min_version=0, max_version=1
+    )
+    say(world, process_of(world, SOURCE).worker, exported=(entry,))
+    assert pipeline_of(world).tenants[TARGET].version == 0
+    waits = pipeline_status(world.scheduler.state, pipeline_of(world)).waiting_for
+    assert f"{TARGET} to take {name}" in waits
+    world.run_until(lambda: len(placements(world, name)) == 2)
+    worker, placement = placements(world, name)[1]
+    assert (worker, placement.min_version, placement.resume) == (TARGET, 1, ref)
+    assert pipeline_of(world).tenants[TARGET].version == 1
+    end(world)
 
 
 def test_an_order_without_an_answer_ends_with_its_lease(world: World) -> None:
