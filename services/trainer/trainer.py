@@ -50,8 +50,8 @@ log = structlog.get_logger()
 
 SPANS_EVERY_S = 0.5
 """Sub-stage events are coalesced to this."""
-ROOM_TIMEOUT_S = 30.0
-"""A weight channel that stays full for longer is too small for this pipeline."""
+ROOM_PAUSE_S = 1.0
+"""Between two tries on a full weight channel."""
 PEER_GRACE_S = 5.0
 """After a collective failed: its node kills this rank sooner, if that was because another one ended."""
 NUM_NEWEST_VERSIONS = 2
@@ -149,7 +149,6 @@ class Trainer:
             NotFiniteError,
             RecordGoneError,
             MessageTooLargeError,
-            StreamFullError,
             ValueError,
             OSError,
         ) as error:
@@ -275,8 +274,8 @@ class Trainer:
     async def _publish_weights(
         self, command: BatchCut | PublishWeights
     ) -> tuple[WeightManifest, Ref] | None:
-        """Old versions go first, so that there is room. None for ranks that only help to gather. Raises
-        `StreamFullError` where there is no room for long."""
+        """Old versions go first, so that there is room; where there is none still, it waits: a full
+        channel slows the run and loses nothing. None for ranks that only help to gather."""
         version, incarnation = self._learner.version, command.incarnation
         if self._gathered == (incarnation, version):
             return self._sent
@@ -299,17 +298,22 @@ class Trainer:
         with self._spans.span("weight_sync", version=version):
             pack = partial(self._learner.pack_weights, pipeline=pipeline, incarnation=incarnation)
             manifest, payload = await self._thread.run(pack)
-            await bus.retain_weights(pipeline, {*command.retain_versions, *newest})
-            deadline_s = time.monotonic() + ROOM_TIMEOUT_S
             while True:
+                await bus.retain_weights(pipeline, {*command.retain_versions, *newest})
                 try:
                     return manifest, await bus.publish_weights(manifest, payload)
                 except StreamFullError as error:
-                    if time.monotonic() > deadline_s:
-                        raise
-                    log.warning("waits for room on the weight channel", reason=str(error))
-                    self._context.report("wait for room on the weight channel", num_done=version)
-                    await asyncio.sleep(1)
+                    self._report_no_room(error)
+                    await asyncio.sleep(ROOM_PAUSE_S)
+
+    def _report_no_room(self, error: StreamFullError) -> None:
+        log.warning("waits for room on the weight channel", reason=str(error))
+        self._context.report(
+            "wait for room on the weight channel",
+            num_done=self._learner.version,
+            num_total=self._config.trainer.num_steps,
+            detail=str(error),
+        )
 
     async def _announce_version(
         self,

@@ -173,7 +173,8 @@ class Subjects(msgspec.Struct, frozen=True):
             retention="limits",
             max_bytes=max_bytes,
             publishers="rank 0 of the pipeline's trainer, which purges old versions",
-            when_full="publication fails with the number of bytes needed; the trainer tries again",
+            when_full="the trainer keeps the version and tries again, saying how many bytes it needs;"
+            " it trains no further meanwhile",
         )
 
     def cluster_streams(self) -> tuple[StreamSpec, ...]:
