@@ -1,6 +1,7 @@
 """How large the streams of a pipeline must be, from its configuration.
 
-A data stream holds (staleness + depth + 1 + steps between checkpoints) batches of the longest record.
+A data stream holds (staleness + depth + 1 + steps between checkpoints) batches of the longest record,
+and with dynamic sampling the groups that may be filtered meanwhile.
 Sizes are upper estimates: the stream refuses what does not fit, and the publisher then waits.
 """
 
@@ -52,7 +53,14 @@ def longest_record_bytes(config: PipelineConfig) -> int:
 def data_stream_bytes(config: PipelineConfig) -> int:
     """For the records of all groups that no checkpoint covers yet."""
     staleness, _, depth = config.staleness()
-    num_batches = staleness + depth + 1 + config.trainer.checkpoint.every
+    num_steps = config.trainer.checkpoint.every
+    num_batches = staleness + depth + 1 + num_steps
+    sampling = config.trainer.dynamic_sampling
+    if sampling is not None:
+        # What is filtered lies between what is trained, and is purged with it. The oldest group that
+        # is kept may have been admitted depth - 1 steps before its own; as many are generated beyond
+        # the last cut.
+        num_batches += (num_steps + 2 * (depth - 1)) * sampling.max_batches
     texts = longest_sequence_tokens(config) * TEXT_BYTES_PER_TOKEN + RECORD_OVERHEAD_BYTES
     # Its partial records together take twice the whole one at most (see the rollout service).
     per_sequence = 3 * longest_record_bytes(config) + texts
