@@ -174,6 +174,11 @@ class AsyncConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="async
     instead of computing them again: faster, and less exact."""
 
     def __post_init__(self) -> None:
+        if self.sample_bound is not None and self.sample_bound > self.max_staleness:
+            raise ValueError(
+                f"sample_bound {self.sample_bound} has no effect above max_staleness"
+                f" {self.max_staleness}: no sample gets older than that"
+            )
         if self.pipeline_depth is not None and self.pipeline_depth > self.max_staleness + 1:
             raise ValueError(
                 f"pipeline_depth {self.pipeline_depth} has no effect above max_staleness + 1 ="

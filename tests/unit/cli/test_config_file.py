@@ -125,6 +125,10 @@ def test_an_override_is_read_as_toml_and_else_as_text(tmp_path: Path) -> None:
             "algorithm.overlong.buffer_tokens=1000",
             "algorithm.overlong.buffer_tokens 1000 exceeds rollout.sampling.max_new_tokens",
         ),
+        (
+            'mode={type = "async", max_staleness = 1, sample_bound = 2}',
+            "mode: sample_bound 2 has no effect above max_staleness 1",
+        ),
         ("num_steps", "--set num_steps: write it as key=value"),
     ],
 )
