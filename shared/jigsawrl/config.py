@@ -220,7 +220,9 @@ class CosineScheduleConfig(Table, frozen=True, kw_only=True, tag_field="type", t
 
 
 class DynamicSamplingConfig(Table, frozen=True, kw_only=True):
-    """Groups whose rewards are all equal are not trained; other prompts take their slots (DAPO)."""
+    """Groups whose rewards are all equal are not trained; other prompts take their slots (DAPO).
+
+    The reward service's rewards decide, before `OverlongConfig` shapes them."""
 
     max_batches: PositiveInt = 4
     """Groups filtered for one step, in batches, before `when_exhausted` applies."""
@@ -315,6 +317,11 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
             raise ValueError(
                 f"rollout.engine.drawn_lengths.max_tokens {lengths.max_tokens} exceeds"
                 f" rollout.sampling.max_new_tokens {max_new_tokens}"
+            )
+        if self.trainer.dynamic_sampling is not None and not self.algorithm.group_relative:
+            raise ValueError(
+                "trainer.dynamic_sampling filters groups with equal rewards, which teach nothing only"
+                " where their own mean is the baseline: remove it or choose another algorithm.type"
             )
         if self.staleness()[1] > 0 and self.algorithm.correction is None:
             raise ValueError(

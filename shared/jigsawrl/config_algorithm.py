@@ -145,6 +145,11 @@ class AlgorithmTable(Table, frozen=True, kw_only=True):
         """Survivors below which a group teaches nothing: a baseline from siblings needs one."""
         return 2
 
+    @property
+    def group_relative(self) -> bool:
+        """Whether equal rewards in a group make all its advantages 0 (before whitening)."""
+        return True
+
 
 class GRPOConfig(AlgorithmTable, frozen=True, kw_only=True, tag_field="type", tag="grpo"):
     """Group-relative policy optimisation. Dr. GRPO is ``normalization = "mean_only"`` with
@@ -172,6 +177,11 @@ class ReinforcePlusPlusConfig(
         """One: the baseline is the batch's."""
         return 1
 
+    @property
+    def group_relative(self) -> bool:
+        """No: the baseline is the batch's."""
+        return False
+
 
 class ReinforcePlusPlusBaselineConfig(
     AlgorithmTable, frozen=True, kw_only=True, tag_field="type", tag="reinforce_plus_plus_baseline"
@@ -192,6 +202,11 @@ class PPOConfig(AlgorithmTable, frozen=True, kw_only=True, tag_field="type", tag
     def min_group_size(self) -> int:
         """One: the baseline is the critic's."""
         return 1
+
+    @property
+    def group_relative(self) -> bool:
+        """No: the baseline is the critic's."""
+        return False
 
 
 AlgorithmConfig = (

@@ -191,6 +191,20 @@ def test_a_group_needs_two_survivors_where_they_are_each_others_baseline(
     assert config.spec().min_group_size == num_survivors
 
 
+@pytest.mark.parametrize("kind", ["ppo", "reinforce_plus_plus"])
+def test_dynamic_sampling_is_refused_where_equal_rewards_teach(tmp_path: Path, kind: str) -> None:
+    overrides = (f"algorithm.type={kind}", "trainer.dynamic_sampling.max_batches=2")
+    text = complaint(write_pipeline(tmp_path), *overrides)
+    assert text.startswith("trainer.dynamic_sampling filters groups with equal rewards")
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_dynamic_sampling_goes_with_a_baseline_of_the_group(tmp_path: Path, kind: str) -> None:
+    overrides = (f"algorithm.type={kind}", "trainer.dynamic_sampling.max_batches=2")
+    config = load_config(write_pipeline(tmp_path), overrides=overrides)
+    assert config.spec().dynamic_sampling is not None
+
+
 def test_an_algorithm_that_is_not_chosen_is_grpo(tmp_path: Path) -> None:
     config = load_config(write_pipeline(tmp_path), overrides=["algorithm.group_size=4"])
     assert config.algorithm == GRPOConfig(group_size=4)
