@@ -3,14 +3,19 @@
 
 Both are named by the version that the step made. They follow the checkpoint: a trainer that is back at
 version c cuts them back to c, and makes the later lines again. Writing a version twice changes nothing.
+A batch that was refused (``refused-v<version>.jsonl``) is evidence and stays, whatever is restored.
+
+JSON has no numbers that are not finite; they are written as the strings "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,7 +23,7 @@ from services.trainer.batch import Sample
 
 METRICS_FILE = "metrics.jsonl"
 TRAJECTORIES_FOLDER = "trajectories"
-_NAME = re.compile(r"(?:refused-)?v(\d+)\.jsonl")
+_NAME = re.compile(r"v(\d+)\.jsonl")
 
 
 class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +80,8 @@ class Recorder:
             return
         self._write_trajectories(f"v{line.version}.jsonl", samples)
         with self._metrics.open("ab") as file:
-            file.write(_encode(msgspec.to_builtins(line)))
+            fields = msgspec.structs.asdict(line)
+            file.write(_encode(fields | fields.pop("metrics")))
         self._last_version = line.version
 
     def keep_refused(self, version: int, samples: Sequence[Sample]) -> None:
@@ -85,7 +91,7 @@ class Recorder:
     def _write_trajectories(self, name: str, samples: Sequence[Sample]) -> None:
         self._trajectories.mkdir(exist_ok=True)
         lines = [
-            msgspec.json.encode(
+            _encode(
                 Trajectory(
                     group=sample.group,
                     sequence=sample.sequence,
@@ -98,16 +104,27 @@ class Recorder:
                     loss_mask=sample.mask.int().tolist(),
                 )
             )
-            + b"\n"
             for sample in samples
         ]
         _replace(self._trajectories / name, b"".join(lines))
 
 
-def _encode(line: dict[str, object]) -> bytes:
-    metrics = line.pop("metrics")
-    assert isinstance(metrics, dict)
-    return msgspec.json.encode(line | metrics) + b"\n"
+def _encode(line: Trajectory | dict[str, object]) -> bytes:
+    text = msgspec.json.encode(line)
+    if (
+        b"null" in text
+    ):  # so the encoder writes what is not finite; lines are long and seldom hold any
+        text = msgspec.json.encode(_readable(msgspec.to_builtins(line)))
+    return text + b"\n"
+
+
+def _readable(value: Any) -> Any:
+    """The same with numbers that are not finite as text."""
+    if isinstance(value, dict):
+        return {key: _readable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _version_of(line: bytes) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -134,6 +136,28 @@ def test_records_are_cut_back_to_the_restored_version(
     files = {path.name for path in (tmp_path / "trajectories").iterdir()}
     assert files == {"v1.jsonl", "v2.jsonl"}
     assert len((tmp_path / "trajectories" / "v2.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_refused_batch_stays_when_an_older_version_is_restored(
+    tmp_path: Path, samples: list[Sample]
+) -> None:
+    Recorder(tmp_path).keep_refused(4, samples)
+    Recorder(tmp_path).cut_back(3)
+    assert (tmp_path / "trajectories" / "refused-v4.jsonl").exists()
+
+
+def test_numbers_that_are_not_finite_stay_visible(tmp_path: Path, samples: list[Sample]) -> None:
+    infinite = float("inf")
+    logprobs = torch.full_like(samples[0].logprobs, -infinite)
+    bad = dataclasses.replace(samples[0], reward=float("nan"), logprobs=logprobs)
+    recorder = Recorder(tmp_path)
+    metrics = {"loss": 0.5, "logprob_gap_max": infinite}
+    recorder.record(msgspec.structs.replace(line(1), metrics=metrics), [bad])
+    (written,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(written)["logprob_gap_max"] == "inf"
+    (trajectory,) = (tmp_path / "trajectories" / "v1.jsonl").read_text().splitlines()
+    assert json.loads(trajectory)["reward"] == "nan"
+    assert set(json.loads(trajectory)["logprobs"]) == {"-inf"}
 
 
 def test_a_trajectory_holds_all_that_was_trained_on(tmp_path: Path, samples: list[Sample]) -> None:
