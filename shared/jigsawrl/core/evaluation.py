@@ -29,7 +29,7 @@ def version_due(pipeline: Pipeline, version: int) -> None:
     if not always and (spec.every is None or version % spec.every):
         return
     if not always and (pipeline.evaluation is not None or pipeline.evaluations_due):
-        pipeline.num_evaluations_skipped += 1
+        pipeline.evaluations_skipped.append(version)
         return
     pipeline.evaluations_due.append(version)
 
@@ -41,12 +41,19 @@ def pinned(pipeline: Pipeline) -> list[int]:
 
 
 def void(pipeline: Pipeline, version: int) -> None:
-    """A rollback to `version`: later versions never were. An evaluation of `version` itself that
-    still runs or waits keeps its manifest."""
+    """A rollback to `version`: later versions never were; results, skips and what runs or waits of them
+    are void, and they come due again in the new incarnation.
+
+    Versions up to it are the same weights in both incarnations, so that what is known of them stands.
+    One that an evaluation worker has goes on, and its result counts; where `version`'s old copy is
+    purged before the worker has it, it fails and is sent again. What is sent from here on is sent in
+    the new incarnation: `version` itself once it has been published again, an older one from where it
+    lies still."""
     if pipeline.evaluation is not None and pipeline.evaluation.version > version:
         pipeline.evaluation = None
     pipeline.evaluations_due = [v for v in pipeline.evaluations_due if v <= version]
     pipeline.evaluations = [r for r in pipeline.evaluations if r.version <= version]
+    pipeline.evaluations_skipped = [v for v in pipeline.evaluations_skipped if v <= version]
 
 
 def finished(state: State, pipeline: Pipeline, event: EvaluationFinished) -> None:

@@ -2,9 +2,9 @@
 slots, so that a batch holds only groups that teach something.
 
 Source: DAPO (arXiv:2503.14476, section 3.2); verl's ``filter_groups``. Deviations: a group is filtered
-when it completes, so that its slot is refilled at once; equality is exact; and what happens when prompts
-keep failing the filter is always stated (verl#953 aborts a run, OpenRLHF#1310 throws accepted groups
-away).
+when it completes, so that its slot is refilled at once; equality is exact; and what happens when
+prompts keep failing the filter is always stated (verl#953 aborts a run, OpenRLHF#1310 throws accepted
+groups away).
 
 The rewards that decide are those of the reward service, as DAPO filters on accuracy. Where the baseline
 is the group's mean and nothing shapes rewards, advantages of what is filtered are exactly 0 (before

@@ -246,7 +246,8 @@ class Pipeline(msgspec.Struct):
     evaluation: Evaluation | None = None
     evaluations_due: list[int] = []
     evaluations: list[EvaluationResult] = []
-    num_evaluations_skipped: int = 0
+    evaluations_skipped: list[int] = []
+    """Versions that came due while another was evaluated."""
 
     # Measures
     substages: dict[str, tuple[float, float]] = {}

@@ -26,7 +26,7 @@ def pipeline_status(state: State, pipeline: Pipeline) -> PipelineStatus:
         groups=_group_counts(pipeline),
         sequences=_sequence_counts(pipeline),
         evaluations=tuple(pipeline.evaluations),
-        num_evaluations_skipped=pipeline.num_evaluations_skipped,
+        num_evaluations_skipped=len(pipeline.evaluations_skipped),
         metrics=pipeline.metrics,
         num_trained_tokens=pipeline.num_trained_tokens,
         running_s=running_s(state, pipeline),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jigsawrl.contract.commands import Command
 from jigsawrl.contract.requests import PipelineStatus
-from jigsawrl.contract.spec import DynamicSamplingSpec
+from jigsawrl.contract.spec import DynamicSamplingSpec, EvaluationSpec
 from jigsawrl.core import invariants
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.status import pipeline_status
@@ -251,3 +251,20 @@ def test_a_trainer_that_dies_often_rolls_back_and_still_ends(seed: int) -> None:
     check_history(world)
     check_replay(world)
     invariants.check(world.scheduler.state)
+
+
+def test_each_version_is_evaluated_or_skipped_once_whatever_is_rolled_back() -> None:
+    evaluation = EvaluationSpec(every=1)
+    num_rollbacks = 0
+    for seed in range(8):
+        faults = Faults(kill_per_s=0.05)
+        pipeline = spec(num_steps=6, evaluation=evaluation)
+        world = World(seed=seed, faults=faults, pipelines=[pipeline])
+        world.checkpoint_every = 100
+        world.run()
+        state = world.scheduler.state.pipelines["p"]
+        num_rollbacks += state.incarnation
+        evaluated = [result.version for result in state.evaluations]
+        assert sorted(evaluated + state.evaluations_skipped) == list(range(7))
+        invariants.check(world.scheduler.state)
+    assert num_rollbacks > 8
