@@ -9,6 +9,7 @@ and lists the sha256 of each file: what is not as it was written is not used.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -32,6 +33,22 @@ TOKENIZER_FOLDER = "tokenizer"
 _NAME = re.compile(r"v(\d+)-e(\d+)")
 
 
+class StepTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of a step: kept, so that one that was committed and not yet announced can be."""
+
+    num_trained_tokens: int = 0
+    metrics: dict[str, float] = {}
+    """Those that are finite: JSON has no others."""
+
+    @classmethod
+    def of(cls, metrics: dict[str, float]) -> StepTotals:
+        """From all of a step's metrics."""
+        return cls(
+            num_trained_tokens=int(metrics["generated_tokens"]),
+            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+        )
+
+
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """All of a checkpoint that is no tensor."""
 
@@ -40,6 +57,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     gang_epoch: int
     ledger: Ledger
     """Which training prompts and groups led to this version."""
+    totals: StepTotals = StepTotals()
+    """Of the step that led to this version; empty at version 0."""
     dtype: Literal["float32", "bfloat16"]
     """What the model computes in and is exported as; the stored weights are float32."""
     model_config: str

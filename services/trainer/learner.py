@@ -15,7 +15,6 @@ import structlog
 import torch
 from torch import Tensor
 
-from jigsawrl.algorithms.logprobs import Filter
 from jigsawrl.config import InitModelConfig, PipelineConfig
 from jigsawrl.config_algorithm import PPOConfig
 from jigsawrl.contract.message import Ledger
@@ -68,6 +67,8 @@ class Learner:
         """`meeting` is None for a gang of one."""
         self.version = 0
         self.ledger = Ledger()
+        self.totals = checkpoint.StepTotals()
+        """Of the step that led to `version`, as the tenant sums it up after `train`."""
         self._whole = False
         """Whether the weights are those of `version`: not before the start, nor between the updates of
         an abandoned step."""
@@ -83,7 +84,7 @@ class Learner:
         self._spans = spans
         self._progress = progress
         self._check_stop = check_stop
-        self._settings = step_settings(config)
+        self._settings = StepSettings.of(config)
         self._policy: Any = None
         self._reference: Any = None
         self._gang: Gang
@@ -151,7 +152,7 @@ class Learner:
             self._whole = step.num_updates == 0 and together
             raise
         self.version = version + 1
-        self.ledger = ledger
+        self.ledger, self.totals = ledger, checkpoint.StepTotals()
         return metrics | {"learning_rate": rate}
 
     def pack_weights(self, *, pipeline: str, incarnation: int) -> tuple[WeightManifest, memoryview]:
@@ -200,6 +201,7 @@ class Learner:
                     version=self.version,
                     gang_epoch=self._gang_epoch,
                     ledger=self.ledger,
+                    totals=self.totals,
                     dtype=self._config.trainer.dtype,
                     model_config=self._policy.config.to_json_string(),
                 ),
@@ -370,7 +372,7 @@ class Learner:
         if "cuda" in saved.tensors["rng"] and self._device.type == "cuda":
             torch.cuda.set_rng_state(saved.tensors["rng"]["cuda"], self._device)
         self.version = saved.state.version
-        self.ledger = saved.state.ledger
+        self.ledger, self.totals = saved.state.ledger, saved.state.totals
 
 
 def _part(saved: checkpoint.Checkpoint, name: str, why: str) -> dict[str, Tensor]:
@@ -380,18 +382,3 @@ def _part(saved: checkpoint.Checkpoint, name: str, why: str) -> dict[str, Tensor
             " run without it"
         )
     return saved.tensors[name]
-
-
-def step_settings(config: PipelineConfig) -> StepSettings:
-    """What the step needs of a pipeline's config."""
-    sampling = config.rollout.sampling
-    return StepSettings(
-        algorithm=config.algorithm,
-        sampling=Filter(
-            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
-        ),
-        max_new_tokens=sampling.max_new_tokens,
-        max_microbatch_tokens=config.trainer.max_microbatch_tokens,
-        num_minibatches=config.trainer.num_minibatches,
-        max_grad_norm=config.trainer.optimizer.max_grad_norm,
-    )

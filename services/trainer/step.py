@@ -26,6 +26,7 @@ from jigsawrl.algorithms.aggregation import Denominators, token_weights, weighte
 from jigsawrl.algorithms.correction import Correction, loglinear_proximal
 from jigsawrl.algorithms.kl import kl_estimate
 from jigsawrl.algorithms.logprobs import Filter, selected_logprobs
+from jigsawrl.config import PipelineConfig
 from jigsawrl.config_algorithm import AlgorithmConfig
 from services.trainer.batch import MicroBatch, Sample, pack, split_minibatches, split_rows
 from services.trainer.credit import group_numbers, token_advantages
@@ -49,6 +50,21 @@ class StepSettings:
     max_microbatch_tokens: int
     num_minibatches: int
     max_grad_norm: float
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> StepSettings:
+        """What the step needs of a pipeline's config."""
+        sampling = config.rollout.sampling
+        return cls(
+            algorithm=config.algorithm,
+            sampling=Filter(
+                temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+            ),
+            max_new_tokens=sampling.max_new_tokens,
+            max_microbatch_tokens=config.trainer.max_microbatch_tokens,
+            num_minibatches=config.trainer.num_minibatches,
+            max_grad_norm=config.trainer.optimizer.max_grad_norm,
+        )
 
 
 @dataclass(kw_only=True)

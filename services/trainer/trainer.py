@@ -36,6 +36,7 @@ from jigsawrl.contract.records import WeightManifest
 from jigsawrl.models.device import choose_device
 from services.run import Context, RefusedError, Restored
 from services.trainer.batch import Sample, load_records
+from services.trainer.checkpoint import StepTotals
 from services.trainer.learner import Learner
 from services.trainer.meeting import Meeting
 from services.trainer.metrics import batch_metrics
@@ -63,7 +64,6 @@ class _Trained:
     """The step that led to the version that stands; kept until the next, for repeats."""
 
     samples: Sequence[Sample]
-    num_tokens: int
     line: MetricsLine
 
 
@@ -230,27 +230,29 @@ class Trainer:
         self._context.report(
             "train", num_done=cut.version, num_total=self._config.trainer.num_steps
         )
-        start = time.monotonic()
         try:
-            metrics = await self._thread.run(
-                partial(self._learner.train, samples, version=cut.version, ledger=cut.ledger)
-            )
+            await self._thread.run(partial(self._step, samples, shaping, cut=cut))
         except NotFiniteError:
             if self._rank == 0:
                 keep = partial(self._recorder.keep_refused, cut.version + 1, samples)
                 await self._thread.run(keep)
             raise
+
+    def _step(self, samples: Sequence[Sample], shaping: dict[str, float], *, cut: BatchCut) -> None:
+        """One piece of work of the thread: a stop finds it undone, or done and ready to be told."""
+        start = time.monotonic()
+        metrics = self._learner.train(samples, version=cut.version, ledger=cut.ledger)
         train_s = time.monotonic() - start
-        batch = await self._thread.run(partial(batch_metrics, samples, cut=cut, train_s=train_s))
+        metrics = batch_metrics(samples, cut=cut, train_s=train_s) | shaping | metrics
+        self._learner.totals = StepTotals.of(metrics)
         self._trained = _Trained(
             samples=samples,
-            num_tokens=int(batch["generated_tokens"]),
             line=MetricsLine(
                 version=self._learner.version,
                 incarnation=cut.incarnation,
                 gang_epoch=self._gang_epoch,
                 time_s=time.time(),
-                metrics=batch | shaping | metrics,
+                metrics=metrics,
             ),
         )
 
@@ -263,7 +265,7 @@ class Trainer:
             self._context.report("checkpoint", num_done=self._learner.version)
             path = await self._thread.run(self._learner.commit_checkpoint)
             await self._announce_checkpoint(cut.incarnation, path, cause=cut.id)
-        await self._announce_version(cut.incarnation, sent, cause=cut.id, trained=self._trained)
+        await self._announce_version(cut.incarnation, sent, cause=cut.id)
 
     def _record(self) -> None:
         if self._trained is not None and self._rank == 0:
@@ -316,16 +318,14 @@ class Trainer:
         )
 
     async def _announce_version(
-        self,
-        incarnation: int,
-        sent: tuple[WeightManifest, Ref] | None,
-        *,
-        cause: str,
-        trained: _Trained | None = None,
+        self, incarnation: int, sent: tuple[WeightManifest, Ref] | None, *, cause: str
     ) -> None:
+        """With what is told of its step, also where an earlier boot trained it: that one may have
+        died before it could announce. The scheduler counts each step once."""
         if sent is None:
             return
         manifest, ref = sent
+        totals = self._learner.totals
         await self._context.bus.publish_event(
             VersionPublished(
                 id=self._id(VersionPublished.tag(), incarnation, manifest.version),
@@ -337,8 +337,8 @@ class Trainer:
                 version=manifest.version,
                 manifest=ref,
                 num_bytes=manifest.num_bytes,
-                num_trained_tokens=0 if trained is None else trained.num_tokens,
-                metrics={} if trained is None else trained.line.metrics,
+                num_trained_tokens=totals.num_trained_tokens,
+                metrics=totals.metrics,
             )
         )
 

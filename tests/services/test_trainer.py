@@ -275,6 +275,11 @@ async def test_a_new_boot_goes_on_from_the_checkpoint_and_repeats_the_step_exact
     published = {(e.version, e.gang_epoch): e for e in of_kind(events, VersionPublished)}
     assert published.keys() == {(1, 1), (2, 1), (3, 1), (2, 2), (3, 2)}
     assert published[3, 1].metrics["loss"] == published[3, 2].metrics["loss"]
+    told = [
+        (published[2, epoch].num_trained_tokens, published[2, epoch].metrics) for epoch in (1, 2)
+    ]
+    assert told[0] == told[1]  # the first boot might have died before it announced
+    assert told[0][0] == 12
     second, _ = await bus.fetch_weights(published[3, 2].manifest)
     assert first.sha256 == second.sha256
 

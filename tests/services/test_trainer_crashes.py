@@ -72,22 +72,24 @@ async def live(bus: Any, folder: Path, cuts: list[Any], *, gang_epoch: int) -> N
 
 
 async def result(bus: NatsBus, folder: Path) -> tuple[Any, ...]:
-    """Losses on record, the version's weights, and what was announced of the last version."""
+    """Losses on record, the version's weights, and what was announced of each version."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = None
     committed = set()
+    told = {}
     num = (await bus.fill(bus.subjects.events_stream().name)).num_messages
     async for stored in bus.read_events(0):
         event = stored.event
-        if isinstance(event, VersionPublished) and event.version == NUM_STEPS:
-            last = event.manifest
+        if isinstance(event, VersionPublished):
+            told[event.version] = (event.num_trained_tokens, event.metrics.get("loss"))
+            last = event.manifest if event.version == NUM_STEPS else last
         if isinstance(event, CheckpointCommitted):
             committed.add(event.version)
         if stored.sequence >= num:
             break
     assert last is not None
     manifest, _ = await bus.fetch_weights(last)
-    return [(line["version"], line["loss"]) for line in lines], manifest.sha256, committed
+    return [(line["version"], line["loss"]) for line in lines], manifest.sha256, committed, told
 
 
 async def test_a_crash_at_any_message_changes_nothing(
@@ -100,6 +102,7 @@ async def test_a_crash_at_any_message_changes_nothing(
     wanted = await result(bus, tmp_path / "undisturbed")
     assert counting.num_messages > 8
     assert [version for version, _ in wanted[0]] == [1, 2]
+    assert [num_tokens for num_tokens, _ in wanted[-1].values()] == [0, 12, 12]
     for number in range(counting.num_messages):
         for before in (True, False):
             folder = tmp_path / f"{number}-{before}"

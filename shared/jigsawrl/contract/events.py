@@ -345,9 +345,10 @@ class VersionPublished(Event, frozen=True, kw_only=True):
     manifest: Ref
     num_bytes: Count
     num_trained_tokens: Count
-    """Generated tokens of the batch that led to this version; 0 for a republication."""
+    """Generated tokens of the batch that led to this version; 0 for version 0. A republication says
+    it again, and the scheduler counts it once."""
     metrics: dict[str, float]
-    """The step's metrics; empty for a republication."""
+    """The step's metrics; empty for version 0."""
 
 
 class CheckpointCommitted(Event, frozen=True, kw_only=True):

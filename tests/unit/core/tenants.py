@@ -132,13 +132,13 @@ class Tenants(RolloutTenants):
     def _on_publishweights(self, process: Process, command: c.PublishWeights) -> None:
         assert command.version == process.version
         name = f"publish {command.version}"
-        self._together(process, name, lambda: self._announce(process, command, 0))
+        self._together(process, name, lambda: self._announce(process, command))
 
-    def _announce(
-        self, process: Process, command: c.BatchCut | c.PublishWeights, num_tokens: int
-    ) -> None:
+    def _announce(self, process: Process, command: c.BatchCut | c.PublishWeights) -> None:
+        """Of a step each time what its checkpoint kept, also where an earlier boot trained it."""
         if process.rank > 0:
             return
+        num_tokens = 100 if process.version > 0 else 0
         incarnation, manifest = command.incarnation, self._world.new_ref("WEIGHTS")
         newest = {(incarnation, process.version), (incarnation, process.version - 1)}
         kept = {*command.retain_versions, *newest}
@@ -181,7 +181,7 @@ class Tenants(RolloutTenants):
         if self._world.chance(self._world.faults.kill_per_s * 10):
             self._world.kill(process)
             return
-        self._announce(process, command, 100)
+        self._announce(process, command)
         if self._world.checkpoints.get(pipeline) == process.version:
             self._world.say(
                 process,

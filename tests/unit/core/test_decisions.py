@@ -292,6 +292,21 @@ def test_a_trainer_back_at_an_older_version_trains_its_recorded_cut_again() -> N
     invariants.check(world.scheduler.state)
 
 
+def test_a_step_that_an_earlier_boot_trained_and_did_not_announce_counts_once(
+    world: World,
+) -> None:
+    world.run_until(lambda: pipeline_of(world).version == 1)
+    world.run_until(lambda: getattr(pipeline_of(world).open_cut, "sent_gang", None) is not None)
+    world.checkpoints["p"] = 2  # committed, and dies before it announces
+    world.kill(world.processes["p.trainer0"])
+    world.run_until(lambda: pipeline_of(world).version == 2)
+    assert pipeline_of(world).num_trained_tokens == 200
+    assert pipeline_of(world).metrics == {"loss": 1.0}
+    world.kill(world.processes["p.trainer0"])  # and announces it again
+    world.run()
+    assert pipeline_of(world).num_trained_tokens == 300
+
+
 def test_a_trainer_from_another_run_folder_fails_the_pipeline(world: World) -> None:
     world.run_until(lambda: pipeline_of(world).version == 1)
     world.checkpoints["p"] = 7

@@ -113,7 +113,7 @@ def test_a_hostile_world_keeps_every_bound_in_async(
     world.run()
     status = pipeline_status(world.scheduler.state, world.scheduler.state.pipelines["p"])
     assert status.state == "finished", status.failure
-    assert status.groups.trained == 15
+    assert (status.groups.trained, status.num_trained_tokens) == (15, 500)
     if bound >= max_staleness:
         assert status.groups.stale == 0, "a group only moves forward in the queue"
     check_history(world)
@@ -196,7 +196,7 @@ def test_a_hostile_world_keeps_conservation_and_replays(
     for pipeline in world.scheduler.state.pipelines.values():
         status = pipeline_status(world.scheduler.state, pipeline)
         assert status.state == "finished", status.failure
-        assert status.groups.trained == 9
+        assert (status.groups.trained, status.num_trained_tokens) == (9, 300)
         assert status.groups.in_flight == 0
     check_history(world)
     check_replay(world)
