@@ -21,7 +21,7 @@ import msgspec
 
 from jigsawrl.config import TaskConfig
 from jigsawrl.processes import die_with_parent
-from jigsawrl.tasks import Scored, build_task
+from jigsawrl.tasks import Scored, Task, build_task
 
 START_DEADLINE_S = 60.0
 """Importing a task's package on a busy machine."""
@@ -168,6 +168,17 @@ def _read(source: BinaryIO) -> bytes | None:
     return source.read(struct.unpack(">I", header)[0])
 
 
+def result_of(task: Task, sample: Sample) -> Result:
+    """A reward that is no finite number is none: trained on, it would spoil the whole step."""
+    try:
+        scored = task.score(sample.fields, sample.response)
+    except Exception as error:  # any scorer fault is this sample's, told by its reason
+        return Result(None, f"{type(error).__name__}: {error}")
+    if not math.isfinite(scored.reward):
+        return Result(None, f"the reward is {scored.reward}")
+    return Result(scored)
+
+
 def _child() -> None:
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a scorer prints must not be read as a result
@@ -180,13 +191,7 @@ def _child() -> None:
     sink.flush()
     while (payload := _read(source)) is not None:
         for sample in msgspec.msgpack.decode(payload, type=list[Sample]):
-            try:
-                scored = task.score(sample.fields, sample.response)
-                result = Result(scored)
-                if not math.isfinite(scored.reward):
-                    result = Result(None, f"the reward is {scored.reward}")
-            except Exception as error:  # any scorer fault is this sample's, told by its reason
-                result = Result(None, f"{type(error).__name__}: {error}")
+            result = result_of(task, sample)
             sink.write(_frame(msgspec.msgpack.encode(result)))
             sink.flush()
 

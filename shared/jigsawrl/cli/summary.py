@@ -90,6 +90,8 @@ def describe(status: Status, *, run_folder: Path) -> Iterator[str]:
             yield f"  evaluations skipped: {pipeline.num_evaluations_skipped}"
         yield f"  groups: {_fates(pipeline.groups)}"
         yield f"  sequences: {_fates(pipeline.sequences)}"
+        if pipeline.num_ignored:
+            yield f"  events ignored, late or repeated: {pipeline.num_ignored}"
         if pipeline.failure:
             yield f"  reason: {pipeline.failure}"
     if status.num_dead_letters:

@@ -95,6 +95,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens_again: Count = 0
     """Tokens of finished sequences that may have been generated more than once, because an owner was
     lost before it could hand them over: an upper bound."""
+    num_ignored: Count = 0
+    """Its events, or entries of them, that were stale, repeated or of unknown objects."""
 
 
 class Status(Message, frozen=True, kw_only=True):

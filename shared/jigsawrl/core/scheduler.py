@@ -132,12 +132,15 @@ class Scheduler:
         pipeline = self.state.pipelines.get(event.pipeline or "")
         if pipeline is None:
             self.state.num_ignored += 1
-        elif not pipeline.live:
+            return
+        before = self.state.num_ignored
+        if not pipeline.live:
             self._after_end(pipeline, event)
         else:
             self._of_pipeline[type(event)](pipeline, event)
             if not isinstance(event, _QUIET):
                 self.state.touch(pipeline)
+        pipeline.num_ignored += self.state.num_ignored - before
 
     def _after_end(self, pipeline: Pipeline, event: Event) -> None:
         """A tenant that starts after its pipeline's end is stopped; all else is ignored."""

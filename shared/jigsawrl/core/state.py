@@ -258,6 +258,8 @@ class Pipeline(msgspec.Struct):
     running_since_s: float | None = None
     running_s: float = 0.0
     leases_checked_s: float = 0.0
+    num_ignored: int = 0
+    """Its part of the state's."""
 
     @property
     def name(self) -> str:

@@ -36,6 +36,7 @@ def pipeline_status(state: State, pipeline: Pipeline) -> PipelineStatus:
         num_migrations=pipeline.num_migrations,
         num_migrated_tokens=pipeline.num_migrated_tokens,
         num_tokens_again=pipeline.num_tokens_again,
+        num_ignored=pipeline.num_ignored,
     )
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from jigsawrl.config import JsonlTaskConfig, SortDigitsConfig
-from services.reward.scoring import Sample, Scorer
+from jigsawrl.tasks import Problem, Scored
+from services.reward.scoring import Result, Sample, Scorer, result_of
 
 
 @pytest.fixture
@@ -34,6 +35,29 @@ async def test_a_sample_that_breaks_the_scorer_fails_alone_and_is_no_zero(scorer
     assert results[1].scored is None
     assert "KeyError" in results[1].error
     assert results[2].scored is not None
+
+
+class Degenerate:
+    """A task whose reward is what the answer says."""
+
+    alphabet = ""
+    num_held_out = 0
+
+    def train(self, cursor: int) -> Problem:
+        raise NotImplementedError
+
+    def held_out(self, index: int) -> Problem:
+        raise NotImplementedError
+
+    def score(self, fields: dict[str, str], response: str) -> Scored:
+        return Scored(reward=float(response), correct=False)
+
+
+@pytest.mark.parametrize("reward", ["nan", "inf", "-inf"])
+def test_a_reward_that_is_no_finite_number_is_no_reward(reward: str) -> None:
+    result = result_of(Degenerate(), Sample({}, reward))
+    assert result == Result(None, f"the reward is {reward}")
+    assert result_of(Degenerate(), Sample({}, "0.5")).scored is not None
 
 
 async def test_a_frozen_scorer_costs_one_sample_and_a_restart(scorer: Scorer) -> None:

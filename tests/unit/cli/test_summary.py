@@ -67,3 +67,9 @@ def test_people_read_accuracy_fates_and_dead_letters() -> None:
     assert "dead letters: 2" in text
     lost = FINISHED | {"groups": FateCounts(admitted=7, trained=6)}
     assert "NOT CONSERVED" in "\n".join(describe(status(**lost), run_folder=RUN))
+
+
+def test_ignored_events_are_told_where_there_were_any() -> None:
+    text = "\n".join(describe(status(**FINISHED, num_ignored=3), run_folder=RUN))
+    assert "events ignored, late or repeated: 3" in text
+    assert "ignored" not in "\n".join(describe(status(**FINISHED), run_folder=RUN))

@@ -11,6 +11,9 @@ from jigsawrl.contract.message import Ledger, Worker
 from tests.unit.core.rollouts import Part, RolloutTenants
 
 
+NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
+
+
 class Process:
     """One boot of one tenant."""
 
@@ -114,7 +117,7 @@ class Tenants(RolloutTenants):
                 sequence=order.sequence,
                 epoch=order.epoch,
                 ref=self._world.new_ref(),
-                reward=float("nan")
+                reward=self._world.random.choice(NOT_FINITE)
                 if self._world.chance(self._world.faults.fail_work)
                 else self._reward(order.sequence),
             )

@@ -201,6 +201,7 @@ def test_a_reward_counts_once_and_only_from_whom_it_was_asked(world: World) -> N
     say(order.sequence, order.epoch, 1.0, asked.worker)
     say(order.sequence, order.epoch, 7.0, asked.worker)
     assert world.scheduler.state.num_ignored == ignored + 7
+    assert pipeline_status(world.scheduler.state, pipeline_of(world)).num_ignored == 7
     parsed = ids.parse_sequence("p", order.sequence)
     assert parsed is not None
     assert pipeline_of(world).groups[parsed[0]].sequences[parsed[1]].score == 1.0

@@ -242,6 +242,20 @@ def test_a_gang_lives_and_dies_as_one_in_a_hostile_world(
     invariants.check(world.scheduler.state)
 
 
+def test_a_group_with_one_survivor_is_trained_where_the_baseline_is_not_its_own() -> None:
+    num_alone = 0
+    for seed in range(3):
+        pipeline = spec(min_group_size=1, num_steps=4)
+        world = World(seed=seed, faults=Faults(fail_work=0.3), pipelines=[pipeline])
+        world.run()
+        assert world.scheduler.state.pipelines["p"].stage == "finished"
+        sizes = [len(group.sequences) for cut in world.cuts for group in cut.groups]
+        assert min(sizes) == 1
+        num_alone += sizes.count(1)
+        invariants.check(world.scheduler.state)
+    assert num_alone > 3
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_trainer_that_dies_often_rolls_back_and_still_ends(seed: int) -> None:
     world = World(seed=seed, faults=Faults(kill_per_s=0.08), pipelines=[spec("a", num_steps=6)])
