@@ -12,6 +12,7 @@ import pytest
 
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.contract.events import CheckpointCommitted, VersionPublished
+from services.trainer import checkpoint
 from services.trainer.parallel import leave_gang
 from tests.services.test_trainer import (
     CONFIG,
@@ -59,14 +60,33 @@ class FatalBus:
         return send
 
 
-async def live(bus: Any, folder: Path, cuts: list[Any], *, gang_epoch: int) -> None:
-    """One boot: whatever version it restores, it is told to publish it and to train on."""
+class UnmarkedBus:
+    """A bus on which the process dies when it announces a checkpoint, whose marker is then gone: what
+    lies there is what a death just before the marker leaves."""
+
+    def __init__(self, bus: NatsBus, *, marker: Path) -> None:
+        self._bus = bus
+        self._marker = marker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def publish_event(self, event: Any) -> int:
+        if self._marker.exists():
+            self._marker.unlink()
+            raise Crash
+        return await self._bus.publish_event(event)
+
+
+async def live(bus: Any, folder: Path, cuts: list[Any], *, gang_epoch: int) -> int:
+    """One boot: whatever version it restores (returned), it is told to publish it and to train on."""
     trainer = boot(bus, folder, gang_epoch)
     try:
         restored = await trainer.configure(CONFIG, configure_command(gang_epoch))
         await trainer.handle(publish_command(restored.version, gang_epoch=gang_epoch))
         for cut in cuts[restored.version :]:
             await trainer.handle(cut)
+        return restored.version
     finally:
         await trainer._thread.stop(leave_gang)
 
@@ -113,6 +133,26 @@ async def test_a_crash_at_any_message_changes_nothing(
                 await live(first, folder, _for_gang(cuts, epoch), gang_epoch=epoch)
             await live(bus, folder, _for_gang(cuts, epoch + 1), gang_epoch=epoch + 1)
             assert await result(bus, folder) == wanted, f"died at message {number}, {before=}"
+
+
+async def test_a_crash_before_the_marker_of_a_checkpoint_changes_nothing(
+    bus: NatsBus, tmp_path: Path
+) -> None:
+    cuts = [await make_cut(bus, version) for version in range(NUM_STEPS)]
+    for name in ("undisturbed", "crashed"):
+        (tmp_path / name).mkdir()
+    await live(bus, tmp_path / "undisturbed", cuts, gang_epoch=1)
+    wanted = await result(bus, tmp_path / "undisturbed")
+    folder = tmp_path / "crashed"
+    unmarked = folder / "checkpoints" / f"v{NUM_STEPS}-e2"
+    dying = UnmarkedBus(bus, marker=unmarked / "COMMITTED")
+    with pytest.raises(Crash):
+        await live(dying, folder, _for_gang(cuts, 2), gang_epoch=2)
+    assert (unmarked / "state.json").exists()
+    assert not checkpoint.is_committed(unmarked)
+    restored = await live(bus, folder, _for_gang(cuts, 3), gang_epoch=3)
+    assert restored == 0, "the older one"
+    assert await result(bus, folder) == wanted
 
 
 def _for_gang(cuts: list[Any], gang_epoch: int) -> list[Any]:
