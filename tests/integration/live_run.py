@@ -249,6 +249,33 @@ def conserved(counts: dict[str, int]) -> bool:
     return counts["in_flight"] == 0 and counts["admitted"] == fates
 
 
+def assert_each_has_one_fate(live: LiveRun, *, num_steps: int) -> None:
+    """By id, from what is on disk: each trained group stands in the trajectories of exactly one version
+    of the history that survived, and the fates in the last checkpoint are a partition of all groups,
+    and of all sequences, that were admitted."""
+    trained: list[int] = []
+    for version in range(1, num_steps + 1):
+        rows = (live.folder / "trajectories" / f"v{version}.jsonl").read_text().splitlines()
+        names = {json.loads(row)["group"] for row in rows}
+        trained += [int(name.rpartition("/g")[2]) for name in names]
+    assert len(set(trained)) == len(trained) == live.tiny()["groups"]["trained"]
+    found = live.folder.glob(f"checkpoints/v{num_steps}-e*/COMMITTED")
+    newest = max(found, key=lambda path: int(path.parent.name.rpartition("-e")[2])).parent
+    ledger = json.loads((newest / "state.json").read_text())["ledger"]
+    assert sorted(_members(ledger["groups"]["trained"])) == sorted(trained)
+    for kind, size in (("groups", 1), ("sequences", GROUP_SIZE)):
+        members = [i for ranges in ledger[kind].values() for i in _members(ranges)]
+        assert sorted(members) == list(range(size * ledger["num_admitted"]))
+        counts = {fate: len(_members(ranges)) for fate, ranges in ledger[kind].items()}
+        told = {fate: count for fate, count in live.tiny()[kind].items() if fate != "admitted"}
+        assert {fate: n for fate, n in counts.items() if n} == {f: n for f, n in told.items() if n}
+
+
+def _members(ranges: list[list[int]]) -> list[int]:
+    """Of half-open ranges."""
+    return [i for start, end in ranges for i in range(start, end)]
+
+
 def run_program(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     """``python -m ...`` to its end."""
     return subprocess.run(

@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -19,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.live_run import ROLES, LiveRun, conserved
+from tests.integration.live_run import ROLES, LiveRun, assert_each_has_one_fate, conserved
 from tests.integration.test_exactness import fingerprint, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,10 +26,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NUM_STEPS = 24
 FROZEN_S = 20.0
 STEPS = f"trainer.num_steps={NUM_STEPS}"
-KILLED = ("nats-server", *(role for role in ROLES if role != "evaluation"))
-"""The tiny pipeline of the exactness tests has no evaluation."""
+KILLED = ("nats-server", *ROLES)
+STEP_S = 0.3
+"""About one step's time on two cores: a kill comes at any phase of the next one."""
 
 ASYNC = ("mode.type=async", "mode.max_staleness=2", "algorithm.correction.type=truncate")
+EVALUATED = ("evaluation.enabled=true", "evaluation.every=1")
 
 
 def kill(live: LiveRun, name: str) -> None:
@@ -45,26 +46,17 @@ def kill(live: LiveRun, name: str) -> None:
     servers[0].kill()
 
 
-def kill_all_in_turn(live: LiveRun, random: Random) -> list[str]:
-    """Each once, in random order; each time after the run has made a step since the last."""
-    order = random.sample(KILLED, len(KILLED))
+def kill_all_in_turn(live: LiveRun, random: Random, killed: Sequence[str] = KILLED) -> list[str]:
+    """Each once, in random order; each time after the run has made a step since the last, and a random
+    time of the next."""
+    order = random.sample(killed, len(killed))
     done = 1
     for name in order:
         live.until(lambda wanted=done: live.num_steps_done() >= wanted)  # type: ignore[misc]
+        time.sleep(random.uniform(0, STEP_S))
         kill(live, name)
         done = live.num_steps_done() + 1
     return order
-
-
-def assert_trained_once(live: LiveRun) -> None:
-    """Each group stands in exactly one batch of the history that survived."""
-    folder = live.folder / "trajectories"
-    groups: Counter[str] = Counter()
-    for version in range(1, NUM_STEPS + 1):
-        rows = (folder / f"v{version}.jsonl").read_text().splitlines()
-        groups.update({json.loads(row)["group"] for row in rows})
-    assert set(groups.values()) == {1}
-    assert len(groups) == live.tiny()["groups"]["trained"]
 
 
 def assert_ended_well(live: LiveRun, story: object) -> None:
@@ -76,7 +68,7 @@ def assert_ended_well(live: LiveRun, story: object) -> None:
     assert live.summary()["dead_letters"] == 0
     lines = (live.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["version"] for line in lines] == list(range(1, NUM_STEPS + 1))
-    assert_trained_once(live)
+    assert_each_has_one_fate(live, num_steps=NUM_STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +82,9 @@ def test_in_sync_the_weights_are_those_of_an_undisturbed_run(
     undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     with start(tmp_path, STEPS) as live:
-        order = kill_all_in_turn(live, Random(1))
+        # Evaluation is off where bits are compared.
+        killed = [name for name in KILLED if name != "evaluation"]
+        order = kill_all_in_turn(live, Random(1), killed)
         assert_ended_well(live, f"killed {order}")
         assert fingerprint(live, num_steps=NUM_STEPS) == undisturbed, order
 
@@ -145,6 +139,8 @@ def test_a_rollout_worker_that_is_frozen_beyond_its_lease_changes_no_bit(
 
 
 def test_in_async_no_group_is_lost_or_trained_twice(tmp_path: Path) -> None:
-    with start(tmp_path, STEPS, *ASYNC) as live:
+    with start(tmp_path, STEPS, *ASYNC, *EVALUATED) as live:
         order = kill_all_in_turn(live, Random(2))
         assert_ended_well(live, f"killed {order}")
+        assert live.tiny()["eval_before"] is not None
+        assert live.tiny()["eval_after"] is not None
