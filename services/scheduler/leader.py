@@ -113,7 +113,7 @@ class Leader:
         return Scheduler.restore(snapshot.state)
 
     async def _run(self, scheduler: Scheduler, group: asyncio.TaskGroup) -> None:
-        outgoing = Outgoing(self._bus, group)
+        outgoing = Outgoing(self._bus, group, scheduler.state)
         folded = scheduler.state.sequence
         epoch = await self._bus.publish_event(
             LeaderElected(

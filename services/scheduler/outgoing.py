@@ -12,6 +12,7 @@ from jigsawrl.bus.base import Bus, MessageTooLargeError
 from jigsawrl.contract.commands import Command
 from jigsawrl.contract.events import PipelineCancelled
 from jigsawrl.contract.message import Worker, message_id
+from jigsawrl.core.state import State
 
 log = structlog.get_logger()
 
@@ -22,8 +23,9 @@ MAX_PENDING = 2000
 class Outgoing:
     """Sends for one leader; its tasks belong to `group`, so that a bug in one ends the leader."""
 
-    def __init__(self, bus: Bus, group: asyncio.TaskGroup) -> None:
+    def __init__(self, bus: Bus, group: asyncio.TaskGroup, state: State) -> None:
         self._bus = bus
+        self._state = state
         self._group = group
         self._last: dict[Worker, asyncio.Task[None]] = {}
         self._pending: set[asyncio.Task[None]] = set()
@@ -59,7 +61,11 @@ class Outgoing:
             log.error("a command does not fit into a message", command=command.id, error=str(error))
             pipeline = command.worker.id.partition(".")[0]
             reason = f"{command.tag()}: {error}"
+            known = self._state.pipelines.get(pipeline)
             cancelled = PipelineCancelled(
-                id=message_id("too_large", command.id), pipeline=pipeline, reason=reason
+                id=message_id("too_large", command.id),
+                pipeline=pipeline,
+                reason=reason,
+                submission=known.submissions[-1] if known and known.submissions else None,
             )
             await self._bus.publish_event(cancelled)

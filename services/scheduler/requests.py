@@ -31,7 +31,11 @@ from services.scheduler.sizing import (
 )
 
 FOLD_TIMEOUT_S = 5.0
-"""How long an answer waits for the event it led to to be folded."""
+"""How long a request waits for events to be folded: those before it, and the one it leads to."""
+
+FENCE_S = 2.0
+"""For so long after the question what the event stream holds is the answer good: well within the
+term of a lease, so that no successor can have been elected and have acted."""
 
 COUNT_PERIOD_S = 1.0
 """How often dead letters are counted and streams are looked at."""
@@ -47,8 +51,8 @@ class Requests:
         self._bus = bus
         self._scheduler = scheduler
         self._submitting = asyncio.Lock()
-        self._accepted: dict[str, str] = {}
-        """Pipeline -> id of the `Submit` that was accepted: a repeated request is no duplicate."""
+        self._cancelled: dict[str, str | None] = {}
+        """Id of a `Cancel` -> id of the submission that it ended: a repeated request ends no other."""
         self._num_dead_letters = 0
         self._full: dict[str, list[str]] = {}
         """Per pipeline, or "" for all: what is nearly full."""
@@ -70,9 +74,14 @@ class Requests:
             config = decode_config(request.config)
         except msgspec.DecodeError as error:
             return f"the submitted configuration can't be read: {error}"
+        try:
+            await self._fence()
+        except BusError as error:
+            return str(error)
+        event_id = message_id(PipelineSubmitted.tag(), config.name, request.id)
         known = self._scheduler.state.pipelines.get(config.name)
-        if self._accepted.get(config.name) == request.id:
-            return None
+        if known is not None and event_id in known.submissions:
+            return None  # A repeated request is no duplicate.
         if known is not None and known.live:
             return (
                 f"pipeline {config.name} is already {known.stage}: cancel it or choose another name"
@@ -87,31 +96,31 @@ class Requests:
             return str(error)
         sequence = await self._bus.publish_event(
             PipelineSubmitted(
-                id=message_id(PipelineSubmitted.tag(), config.name, request.id),
+                id=event_id,
                 cause=request.id,
                 pipeline=config.name,
                 spec=config.spec(),
                 config=request.config,
             )
         )
-        self._accepted[config.name] = request.id
         await self._folded(sequence)
         return None
 
     async def _delete_ended(self) -> None:
         """The records and weights of pipelines that ended make room for the next."""
         subjects = self._bus.subjects
-        ended = [p.name for p in self._scheduler.state.pipelines.values() if not p.live]
-        await self._bus.delete_streams(
-            spec.name
-            for name in ended
-            for spec in (subjects.data_stream(name), subjects.weights_stream(name))
-        )
+        pipelines = self._scheduler.state.pipelines
+        for name in [p.name for p in pipelines.values() if not p.live]:
+            await self._fence()  # Before each: it may freeze between two of them.
+            if not pipelines[name].live:
+                streams = (subjects.data_stream(name), subjects.weights_stream(name))
+                await self._bus.delete_streams(spec.name for spec in streams)
 
     async def _make_streams(self, config: PipelineConfig) -> None:
         subjects = self._bus.subjects
         data = subjects.data_stream(config.name, data_stream_bytes(config))
         weights = subjects.weights_stream(config.name, weights_stream_bytes(config))
+        await self._fence()
         try:
             await self._bus.create_streams([data, weights])
         except BusError as error:
@@ -119,10 +128,15 @@ class Requests:
             raise BusError(f"pipeline {config.name} needs {needed} bytes: {error}") from error
 
     async def _cancel(self, request: Cancel) -> str | None:
+        try:
+            await self._fence()
+        except BusError as error:
+            return str(error)
         known = self._scheduler.state.pipelines.get(request.pipeline)
         if known is None:
             return f"there is no pipeline {request.pipeline}"
-        if known.live:
+        submission = known.submissions[-1] if known.submissions else None
+        if known.live and self._cancelled.setdefault(request.id, submission) == submission:
             event_id = message_id(PipelineCancelled.tag(), request.pipeline, request.id)
             sequence = await self._bus.publish_event(
                 PipelineCancelled(
@@ -130,6 +144,7 @@ class Requests:
                     cause=request.id,
                     pipeline=request.pipeline,
                     reason=request.reason,
+                    submission=submission,
                 )
             )
             await self._folded(sequence)
@@ -174,6 +189,25 @@ class Requests:
             if fill.max_bytes and fill.num_bytes > FULL_SHARE * fill.max_bytes:
                 text = f"room in {fill.stream}: {fill.num_bytes} of {fill.max_bytes} bytes in use"
                 self._full.setdefault(name, []).append(text)
+
+    async def _fence(self) -> None:
+        """Until everything is folded that was stored when the request was taken up. A leader that was
+        frozen finds requests that waited for it, and may have a successor: it must meet the election,
+        which ends it, before it acts. Raises `BusError` where folding takes too long."""
+        stream = self._bus.subjects.events_stream().name
+        started_s = time.monotonic()
+        while True:
+            asked_s = time.monotonic()
+            last = (await self._bus.fill(stream)).last_sequence
+            await self._folded(last)
+            if self._scheduler.state.sequence >= last and time.monotonic() - asked_s < FENCE_S:
+                return
+            if time.monotonic() - started_s > FOLD_TIMEOUT_S:
+                behind = last - self._scheduler.state.sequence
+                raise BusError(
+                    f"the scheduler is {behind} events behind and can't act on requests yet: try"
+                    " again in a moment"
+                )
 
     async def _folded(self, sequence: int) -> None:
         deadline_s = time.monotonic() + FOLD_TIMEOUT_S

@@ -3,67 +3,39 @@
 import asyncio
 import contextlib
 import signal
-import sys
-import uuid
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import nats.js.errors
 import pytest
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.server import EmbeddedServer
-from jigsawrl.config import (
-    EvaluationConfig,
-    InitModelConfig,
-    PipelineConfig,
-    SortDigitsConfig,
-    TrainerConfig,
-    encode_config,
-)
 from jigsawrl.contract.codec import encode
 from jigsawrl.contract.commands import Configure, StartTenant
 from jigsawrl.contract.events import (
     Heartbeat,
     LeaderElected,
-    NodeStarted,
     Tick,
     WorkerStarted,
 )
 from jigsawrl.contract.message import Worker
-from jigsawrl.contract.requests import Cancel, Status, StatusQuery, Submit
-from jigsawrl.contract.spec import Device
 from services.scheduler.leader import DeposedError, Leader
 from services.scheduler.replay import replay
 from services.scheduler.segments import read_segments
 from services.scheduler.snapshots import newest, sequences_on_disk
-
-NODE = Worker(id="node", boot="n1")
-
-Start = Callable[[], AbstractAsyncContextManager["asyncio.Future[None]"]]
-
-
-@pytest.fixture
-def leading(bus: NatsBus, tmp_path: Path) -> Start:
-    """Run a leader for the length of a block."""
-
-    @asynccontextmanager
-    async def start() -> AsyncIterator["asyncio.Future[None]"]:
-        leader = Leader(bus, holder=uuid.uuid4().hex[:6], folder=tmp_path, snapshot_events=50)
-        task = asyncio.ensure_future(leader.lead())
-        try:
-            yield task
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, DeposedError):
-                await task
-
-    return start
+from tests.services.scheduler_steps import (
+    NODE,
+    Start,
+    collecting,
+    config,
+    process,
+    start_node,
+    status,
+    submit,
+    until,
+    until_leads,
+    until_true,
+)
 
 
 async def test_one_process_may_lead_twice_within_the_duplicate_window(
@@ -82,24 +54,6 @@ async def test_one_process_may_lead_twice_within_the_duplicate_window(
         with contextlib.suppress(asyncio.CancelledError):
             await task
     assert elections[1] > elections[0]
-
-
-async def test_a_full_stream_is_what_its_pipeline_waits_for(bus: NatsBus, leading: Start) -> None:
-    async with leading():
-        await submit(bus, config())
-        stream = bus.subjects.data_stream("p").name
-        largest = (await bus.fill(stream)).max_bytes
-        link = await bus.connection.ready()
-        subject = f"{bus.subjects.prefix}.data.p.filler"
-        chunk = b"x" * min(largest // 4, 4 * 1024**2)
-        with contextlib.suppress(nats.js.errors.APIError):
-            while True:
-                await link.js.publish(subject, chunk)
-        while (await bus.fill(stream)).num_bytes < 0.96 * largest:
-            await link.js.publish(subject, b"x" * (largest // 100))
-        await asyncio.sleep(1.1)  # streams are looked at once a second
-        told = (await status(bus)).pipelines[0].waiting_for
-        assert any(f"room in {stream}" in one for one in told), told
 
 
 async def test_ticks_come_whatever_other_events_do(bus: NatsBus, leading: Start) -> None:
@@ -128,59 +82,6 @@ async def test_ticks_come_whatever_other_events_do(bus: NatsBus, leading: Start)
         assert ticks >= 5
 
 
-def config(name: str = "p") -> PipelineConfig:
-    return PipelineConfig(
-        name=name,
-        model=InitModelConfig(max_position_embeddings=64),
-        task=SortDigitsConfig(),
-        trainer=TrainerConfig(num_steps=2, groups_per_batch=2),
-        evaluation=EvaluationConfig(enabled=False),
-    )
-
-
-async def submit(bus: NatsBus, wanted: PipelineConfig, *, request: str = "r1") -> str | None:
-    message = Submit(id=request, config=encode_config(wanted))
-    return (await bus.request("scheduler", message, timeout_s=10)).error
-
-
-async def status(bus: NatsBus) -> Status:
-    return await bus.request("scheduler", StatusQuery(id=uuid.uuid4().hex), timeout_s=10)
-
-
-@asynccontextmanager
-async def collecting(bus: NatsBus, worker: Worker) -> AsyncIterator[list[Any]]:
-    """Commands of one boot, as they come."""
-    commands: list[Any] = []
-
-    async def handle(command: Any) -> None:
-        commands.append(command)
-
-    await bus.bind_commands(worker)
-    task = asyncio.ensure_future(bus.consume_commands(worker, handle))
-    yield commands
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async def holds() -> bool:
-        return bool(condition())
-
-    await until_true(holds)
-
-
-async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
-        while not await condition():
-            await asyncio.sleep(0.02)
-
-
-async def start_node(bus: NatsBus) -> None:
-    devices = (Device("node", 0, "cpu", 1 << 30),)
-    await bus.publish_event(NodeStarted(id="node", node=NODE, devices=devices))
-
-
 async def test_a_submitted_pipeline_is_started_on_the_node(bus: NatsBus, leading: Start) -> None:
     async with leading(), collecting(bus, NODE) as commands:
         await start_node(bus)
@@ -195,35 +96,6 @@ async def test_a_submitted_pipeline_is_started_on_the_node(bus: NatsBus, leading
         found = (await status(bus)).pipelines[0]
         assert (found.pipeline, found.state) == ("p", "starting")
         assert "p.trainer0 to start" in found.waiting_for
-
-
-async def test_a_repeated_submission_is_accepted_and_a_second_one_refused(
-    bus: NatsBus, leading: Start
-) -> None:
-    async with leading():
-        assert await submit(bus, config()) is None
-        assert await submit(bus, config()) is None
-        error = await submit(bus, config(), request="r2")
-        assert error is not None
-        assert "already queued" in error
-        cancel = Cancel(id="c", pipeline="p", reason="enough")
-        assert (await bus.request("scheduler", cancel, timeout_s=10)).error is None
-        assert (await status(bus)).pipelines[0].failure == "cancelled: enough"
-        assert await submit(bus, config(), request="r3") is None
-
-
-async def test_a_store_without_room_and_a_bad_config_are_answered_with_the_reason(
-    bus: NatsBus, leading: Start
-) -> None:
-    huge = msgspec.structs.replace(
-        config("huge"), trainer=TrainerConfig(num_steps=1, groups_per_batch=1 << 40)
-    )
-    async with leading():
-        error = await submit(bus, huge)
-        assert error is not None
-        assert "pipeline huge needs" in error
-        reply = await bus.request("scheduler", Submit(id="x", config=b"\xc1"), timeout_s=10)
-        assert "can't be read" in reply.error
 
 
 async def test_a_successor_repeats_commands_under_their_ids_and_rises_in_epoch(
@@ -254,13 +126,6 @@ async def test_a_successor_repeats_commands_under_their_ids_and_rises_in_epoch(
     ]
 
 
-async def until_leads(bus: NatsBus, *, after: int) -> None:
-    async def leads() -> bool:
-        return (await status(bus)).leader_epoch > after
-
-    await until_true(leads)
-
-
 async def test_a_leader_that_reads_anothers_election_stops(bus: NatsBus, leading: Start) -> None:
     async with leading() as task:
         await status(bus)
@@ -287,21 +152,6 @@ async def test_a_killed_scheduler_process_is_followed_by_the_standby(
             second.send_signal(signal.SIGTERM)
             assert await second.wait() == 0
     assert list(replay(tmp_path / "b")) == []
-
-
-@asynccontextmanager
-async def process(url: str, prefix: str, folder: Path) -> AsyncIterator[Process]:
-    """A scheduler as users start it."""
-    arguments = ("--url", url, "--state-dir", str(folder), "--prefix", prefix)
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.scheduler", *arguments
-    )
-    try:
-        yield running
-    finally:
-        if running.returncode is None:
-            running.kill()
-            await running.wait()
 
 
 async def test_snapshots_let_the_stream_be_purged_and_a_restart_goes_on(

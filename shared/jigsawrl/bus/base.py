@@ -60,6 +60,8 @@ class Fill(NamedTuple):
     num_bytes: int
     max_bytes: int
     """0 for a stream that does not exist."""
+    last_sequence: int = 0
+    """Of the last message stored, also where it has been purged since."""
 
 
 class Bus(Protocol):

@@ -103,7 +103,8 @@ async def fill(connection: Connection, stream: str) -> Fill:
         info = await connection.call(f"look at {stream}", lambda js: js.stream_info(stream))
     except nats.js.errors.NotFoundError:
         return Fill(stream, 0, 0, 0)
-    return Fill(stream, info.state.messages, info.state.bytes, info.config.max_bytes or 0)
+    state, max_bytes = info.state, info.config.max_bytes or 0
+    return Fill(stream, state.messages, state.bytes, max_bytes, state.last_seq)
 
 
 async def subjects_stored(connection: Connection, stream: str, subject: str) -> dict[str, int]:

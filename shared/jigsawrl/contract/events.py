@@ -54,6 +54,8 @@ class PipelineCancelled(Event, frozen=True, kw_only=True):
     """A client asked for the end of a pipeline."""
 
     reason: str
+    submission: str | None = None
+    """Id of the `PipelineSubmitted` that it ends; None ends whatever has the name."""
 
 
 # --- Nodes ---------------------------------------------------------------------------------------

@@ -10,18 +10,27 @@ MIN_FAILED_IN_ROW = 64
 """Groups that fail in a row, with none trained between, before a pipeline is given up: at least
 this many, and four batches."""
 
+MAX_SUBMISSIONS = 100
+"""Under one name, whose ids are kept: repeats come from publishers that waited out a restart or a
+freeze, and never so late."""
+
 
 def submitted(state: State, event: PipelineSubmitted) -> None:
     """Queue a pipeline. A name may be used again after its pipeline ended and its
     tenants were told to stop; gang epochs go on rising,
-    so that what an old trainer says is not taken for the new one's word."""
+    so that what an old trainer says is not taken for the new one's word. A repeat is ignored, also
+    when its pipeline has ended: the server knows ids for two minutes only."""
     known = state.pipelines.get(event.spec.name)
-    if known is not None and (known.live or known.stops):
+    past = [] if known is None else known.submissions
+    if event.id in past or (known is not None and (known.live or known.stops)):
         state.num_ignored += 1
         return
     gang_epoch = 0 if known is None else known.gang_epoch
     state.pipelines.pop(event.spec.name, None)
-    pipeline = new_pipeline(event.spec, event.config, gang_epoch=gang_epoch)
+    submissions = [*past, event.id][-MAX_SUBMISSIONS:]
+    pipeline = new_pipeline(
+        event.spec, event.config, gang_epoch=gang_epoch, submissions=submissions
+    )
     state.pipelines[event.spec.name] = pipeline
     state.touch(pipeline)
 

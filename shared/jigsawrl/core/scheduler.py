@@ -171,6 +171,9 @@ class Scheduler:
                 state.touch(pipeline)
 
     def _cancelled(self, pipeline: Pipeline, event: events.PipelineCancelled) -> None:
+        if event.submission not in (None, *pipeline.submissions[-1:]):
+            self.state.num_ignored += 1  # It meant an earlier one of this name.
+            return
         pipelines.fail(self.state, pipeline, f"cancelled: {event.reason}")
 
     def _worker_ready(self, pipeline: Pipeline, event: events.WorkerReady) -> None:

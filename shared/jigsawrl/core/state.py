@@ -7,6 +7,7 @@ nothing outside it does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -199,6 +200,8 @@ class Pipeline(msgspec.Struct):
     """Tenants to stop."""
     restarts: list[Worker] = []
     """Boots of trainer ranks whose gang lost another: to be killed and started again."""
+    submissions: list[str] = []
+    """Ids of the last `PipelineSubmitted` under its name, its own last: their repeats are ignored."""
 
     # Weights and training
     version: int | None = None
@@ -340,12 +343,15 @@ class State(msgspec.Struct):
         self.dirty[pipeline.spec.name] = True
 
 
-def new_pipeline(spec: PipelineSpec, config: bytes, *, gang_epoch: int) -> Pipeline:
+def new_pipeline(
+    spec: PipelineSpec, config: bytes, *, gang_epoch: int, submissions: Iterable[str] = ()
+) -> Pipeline:
     """A queued pipeline."""
     return Pipeline(
         spec=spec,
         config=config,
         gang_epoch=gang_epoch,
+        submissions=list(submissions),
         group_fates={fate: IdRanges() for fate in FATES},
         sequence_fates={fate: IdRanges() for fate in FATES},
     )

@@ -1,0 +1,107 @@
+"""What the scheduler service answers, over a real nats-server."""
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+import msgspec
+import nats.js.errors
+
+from jigsawrl.bus.client import NatsBus
+from jigsawrl.bus.server import EmbeddedServer
+from jigsawrl.config import TrainerConfig
+from jigsawrl.contract.requests import Cancel, Submit
+from tests.services.scheduler_steps import (
+    Start,
+    config,
+    process,
+    status,
+    submit,
+    until_leads,
+)
+
+
+async def test_a_full_stream_is_what_its_pipeline_waits_for(bus: NatsBus, leading: Start) -> None:
+    async with leading():
+        await submit(bus, config())
+        stream = bus.subjects.data_stream("p").name
+        largest = (await bus.fill(stream)).max_bytes
+        link = await bus.connection.ready()
+        subject = f"{bus.subjects.prefix}.data.p.filler"
+        chunk = b"x" * min(largest // 4, 4 * 1024**2)
+        with contextlib.suppress(nats.js.errors.APIError):
+            while True:
+                await link.js.publish(subject, chunk)
+        while (await bus.fill(stream)).num_bytes < 0.96 * largest:
+            await link.js.publish(subject, b"x" * (largest // 100))
+        await asyncio.sleep(1.1)  # streams are looked at once a second
+        told = (await status(bus)).pipelines[0].waiting_for
+        assert any(f"room in {stream}" in one for one in told), told
+
+
+async def test_a_repeated_submission_is_accepted_and_a_second_one_refused(
+    bus: NatsBus, leading: Start
+) -> None:
+    async with leading():
+        assert await submit(bus, config()) is None
+        assert await submit(bus, config()) is None
+        error = await submit(bus, config(), request="r2")
+        assert error is not None
+        assert "already queued" in error
+        cancel = Cancel(id="c", pipeline="p", reason="enough")
+        assert (await bus.request("scheduler", cancel, timeout_s=10)).error is None
+        assert (await status(bus)).pipelines[0].failure == "cancelled: enough"
+        assert await submit(bus, config(), request="r3") is None
+
+
+async def test_a_store_without_room_and_a_bad_config_are_answered_with_the_reason(
+    bus: NatsBus, leading: Start
+) -> None:
+    huge = msgspec.structs.replace(
+        config("huge"), trainer=TrainerConfig(num_steps=1, groups_per_batch=1 << 40)
+    )
+    async with leading():
+        error = await submit(bus, huge)
+        assert error is not None
+        assert "pipeline huge needs" in error
+        reply = await bus.request("scheduler", Submit(id="x", config=b"\xc1"), timeout_s=10)
+        assert "can't be read" in reply.error
+
+
+async def test_a_leader_that_thaws_does_not_act_on_requests_that_came_while_it_was_frozen(
+    bus: NatsBus, nats_server: EmbeddedServer, prefix: str, tmp_path: Path
+) -> None:
+    async with process(nats_server.url, prefix, tmp_path / "a") as frozen:
+        first = await status(bus)
+        async with process(nats_server.url, prefix, tmp_path / "b"):
+            assert await submit(bus, config()) is None
+            cancel = Cancel(id="c", pipeline="p", reason="enough")
+            assert (await bus.request("scheduler", cancel, timeout_s=10)).error is None
+            frozen.send_signal(signal.SIGSTOP)
+            await until_leads(bus, after=first.leader_epoch)
+            assert await submit(bus, config(), request="r2") is None  # "a" has it waiting, too
+            link = await bus.connection.ready()
+            await link.js.publish(f"{prefix}.data.p.filler", b"x")
+            await asyncio.sleep(1)
+            frozen.send_signal(signal.SIGCONT)
+            await asyncio.sleep(3)
+            stream = bus.subjects.data_stream("p").name
+            assert (await bus.fill(stream)).num_messages == 1, "the living pipeline's records"
+            assert (await status(bus)).pipelines[0].state == "queued"
+
+
+async def test_a_repeated_request_means_what_it_meant_the_first_time(
+    bus: NatsBus, leading: Start
+) -> None:
+    cancel = Cancel(id="c", pipeline="p", reason="enough")
+    async with leading():
+        assert await submit(bus, config()) is None
+        assert (await bus.request("scheduler", cancel, timeout_s=10)).error is None
+        assert await submit(bus, config()) is None
+        assert (await status(bus)).pipelines[0].state == "failed"
+        assert await submit(bus, config(), request="r2") is None
+        assert (await bus.request("scheduler", cancel, timeout_s=10)).error is None
+        assert (await status(bus)).pipelines[0].state == "queued"
+    async with leading():  # a successor knows it, too
+        assert await submit(bus, config(), request="r2") is None
