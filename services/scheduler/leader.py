@@ -1,9 +1,10 @@
 """The leader's loop: events in, decisions by the core, commands out; ticks, snapshots, segments.
 
-It decides nothing. It takes over at the newest snapshot, publishes `LeaderElected`, folds up to it
-without publishing, sends again whatever earlier messages caused, under the old ids, and stores a
-snapshot before it goes on: so the newest one always tells which version of the code led last. It stops
-when it reads another's `LeaderElected`, or in order when told, with a snapshot that hands over.
+It decides nothing. It takes over at the newest snapshot, folds what is stored without publishing,
+publishes `LeaderElected`, folds up to it, sends again whatever earlier messages caused, under the old
+ids, and stores a snapshot before it goes on. It stops when it reads another's `LeaderElected`, or in
+order when told, with a snapshot that hands over. Who led last, and with which version of the code, is
+what the newest snapshot and the elections behind it say.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import contextlib
 import itertools
 import time
 import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
 
@@ -28,7 +31,13 @@ from jigsawrl.core.scheduler import Scheduler
 from services.scheduler.outgoing import Outgoing
 from services.scheduler.requests import Requests
 from services.scheduler.segments import Entry, last_written, write_segment
-from services.scheduler.snapshots import Snapshot, encode_snapshot, newest, write_snapshot
+from services.scheduler.snapshots import (
+    Snapshot,
+    check_version,
+    encode_snapshot,
+    newest,
+    write_snapshot,
+)
 
 log = structlog.get_logger()
 
@@ -44,6 +53,10 @@ SNAPSHOT_HANDLING_S = 2.0
 
 YIELD_EVENTS = 100
 """Events folded in a row before other tasks of the process get a turn."""
+
+
+Folded: TypeAlias = tuple[StoredEvent, list[Command]]
+"""A message, and the commands that it led to."""
 
 
 class DeposedError(Exception):
@@ -73,6 +86,9 @@ class Leader:
         self._entries: list[Entry] = []
         """Folded, not yet in a segment file."""
         self._written = last_written(self._segments)
+        self._last = 0
+        """Last message folded, or passed over as unreadable."""
+        self._epoch: int | None = None
         self._decision_due = asyncio.Event()
         self._ticks = itertools.count()
         self._snapshot_sequence = 0
@@ -109,36 +125,21 @@ class Leader:
         snapshot = newest(await self._bus.load_snapshots(), code_version=__version__)
         if snapshot is None:
             return Scheduler()
-        self._snapshot_sequence = snapshot.sequence
-        return Scheduler.restore(snapshot.state)
+        self._snapshot_sequence = self._last = snapshot.sequence
+        try:
+            return Scheduler.restore(snapshot.state)
+        except ValueError as error:
+            raise BusError(
+                f"the snapshot of message {snapshot.sequence}, of version {snapshot.code_version}:"
+                f" {error}"
+            ) from error
 
     async def _run(self, scheduler: Scheduler, group: asyncio.TaskGroup) -> None:
         outgoing = Outgoing(self._bus, group, scheduler.state)
-        folded = scheduler.state.sequence
-        epoch = await self._bus.publish_event(
-            LeaderElected(
-                id=message_id(LeaderElected.tag(), self._term),
-                leader=self._holder,
-                code_version=__version__,
-                policy=self._policy,
-            )
-        )
-        if epoch <= folded:
-            raise BusError(
-                f"the event stream ends at {epoch}, but the newest snapshot is of {folded}: the stream"
-                " was deleted; delete the snapshots, too, to begin anew"
-            )
-        repeated: list[Command] = []
-        last = folded
-        async for stored in self._bus.read_events(after=min(self._written, folded)):
-            if stored.sequence > self._written:
-                entry = Entry(stored.sequence, stored.timestamp_s, stored.payload)
-                self._entries.append(entry)
-            if stored.sequence <= folded:
-                continue
-            _check_complete(last, stored.sequence, epoch=epoch)
-            last = stored.sequence
-            commands = self._fold(scheduler, stored, epoch=epoch)
+        reading = self._read(scheduler)
+        repeated = await self._catch_up(reading)
+        epoch = self._epoch = await self._elect()
+        async for stored, commands in reading:
             if stored.sequence < epoch:
                 repeated += commands
             elif stored.sequence == epoch:
@@ -151,13 +152,62 @@ class Leader:
                 await self._after(scheduler, stored, outgoing, group)
                 if self._stopping:
                     break
-            if stored.sequence % YIELD_EVENTS == 0:
-                await asyncio.sleep(0)
         for task in self._leading:
             task.cancel()
         if self._saving is not None:
             await self._saving
         await self._save(self._snapshot(scheduler, handed_over=True), outgoing)
+
+    async def _catch_up(self, reading: AsyncIterator[Folded]) -> list[Command]:
+        """Fold what is stored now; the commands that it led to. What keeps this process from leading
+        comes out before it is elected: an election binds the next leader to its version."""
+        end = (await self._bus.fill(self._bus.subjects.events_stream().name)).last_sequence
+        if end < self._last:
+            raise BusError(
+                f"the event stream ends at {end}, but the newest snapshot is of {self._last}: the"
+                " stream was deleted; delete the snapshots, too, to begin anew"
+            )
+        repeated: list[Command] = []
+        if self._last < end:
+            async for _, commands in reading:
+                repeated += commands
+                if self._last >= end:
+                    break
+        return repeated
+
+    async def _elect(self) -> int:
+        elected = LeaderElected(
+            id=message_id(LeaderElected.tag(), self._term),
+            leader=self._holder,
+            code_version=__version__,
+            policy=self._policy,
+        )
+        return await self._bus.publish_event(elected)
+
+    async def _read(self, scheduler: Scheduler) -> AsyncIterator[Folded]:
+        """Each message behind the snapshot, folded, with the commands that it led to."""
+        folded = self._last
+        async for stored in self._bus.read_events(after=min(self._written, folded)):
+            if stored.sequence > self._written:
+                entry = Entry(stored.sequence, stored.timestamp_s, stored.payload)
+                self._entries.append(entry)
+            if stored.sequence > folded:
+                self._check_complete(stored.sequence)
+                self._last = stored.sequence
+                yield stored, self._fold(scheduler, stored)
+            if stored.sequence % YIELD_EVENTS == 0:
+                await asyncio.sleep(0)
+
+    def _check_complete(self, sequence: int) -> None:
+        """Nothing is missing since the last message."""
+        if sequence == self._last + 1:
+            return
+        if self._epoch is not None and sequence > self._epoch:
+            raise DeposedError  # Only a leader purges: another did, while this one was frozen.
+        raise BusError(
+            f"the event stream lacks messages {self._last + 1} to {sequence - 1}, which follow the"
+            " newest snapshot: it was purged by hand; delete the snapshots, too, to begin anew"
+        )
 
     def _start(self, scheduler: Scheduler, group: asyncio.TaskGroup) -> None:
         requests = Requests(self._bus, scheduler)
@@ -166,12 +216,14 @@ class Leader:
             group.create_task(self._tick(scheduler)),
         ]
 
-    def _fold(self, scheduler: Scheduler, stored: StoredEvent, *, epoch: int) -> list[Command]:
+    def _fold(self, scheduler: Scheduler, stored: StoredEvent) -> list[Command]:
         event = stored.event
         if event is None:
             return []
-        if isinstance(event, LeaderElected) and stored.sequence > epoch:
-            raise DeposedError
+        if isinstance(event, LeaderElected):
+            if self._epoch is not None and stored.sequence > self._epoch:
+                raise DeposedError
+            check_version(event.code_version)
         started_s = time.perf_counter()
         commands = scheduler.handle(event, timestamp_s=stored.timestamp_s, sequence=stored.sequence)
         self._handling_s += time.perf_counter() - started_s
@@ -266,16 +318,3 @@ class Leader:
             await self._bus.purge(stream, before=data_needed_from(pipeline))
         except BusError as error:
             log.warning("could not purge covered records", pipeline=name, error=str(error))
-
-
-def _check_complete(last: int, sequence: int, *, epoch: int) -> None:
-    """Nothing is missing between two messages of the event stream that were read one after the
-    other."""
-    if sequence == last + 1:
-        return
-    if sequence > epoch:
-        raise DeposedError  # Only a leader purges: another did, while this one was frozen.
-    raise BusError(
-        f"the event stream lacks messages {last + 1} to {sequence - 1}, which follow the newest"
-        " snapshot: it was purged by hand; delete the snapshots, too, to begin anew"
-    )

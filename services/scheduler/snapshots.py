@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from jigsawrl import __version__
 from jigsawrl.bus.base import BusError
 from jigsawrl.contract.message import Count
 
@@ -59,12 +60,23 @@ def newest(payloads: Iterable[bytes], *, code_version: str) -> Snapshot | None:
             )
         return None
     found = max(read, key=lambda snapshot: snapshot.sequence)
-    if found.code_version != code_version and not found.handed_over:
+    if not found.handed_over:
+        check_version(found.code_version, code_version)
+    elif num_unreadable and found.code_version != code_version:
         raise BusError(
-            f"version {found.code_version} of the scheduler led last and did not stop in order; this"
-            f" is {code_version}: start {found.code_version} once more and stop it with SIGTERM"
+            f"version {found.code_version} of the scheduler handed over, but a stored snapshot can't be"
+            f" read by this version, {code_version}: start the version that wrote it"
         )
     return found
+
+
+def check_version(led: str, code_version: str = __version__) -> None:
+    """Raise `BusError` where another version of the code led and did not hand over."""
+    if led != code_version:
+        raise BusError(
+            f"version {led} of the scheduler led last and did not stop in order; this"
+            f" is {code_version}: start {led} once more and stop it with SIGTERM"
+        )
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot) -> None:

@@ -5,8 +5,10 @@ import contextlib
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from jigsawrl import __version__
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.server import EmbeddedServer
@@ -19,10 +21,11 @@ from jigsawrl.contract.events import (
     WorkerStarted,
 )
 from jigsawrl.contract.message import Worker
+from jigsawrl.core.scheduler import Scheduler
 from services.scheduler.leader import DeposedError, Leader
 from services.scheduler.replay import replay
 from services.scheduler.segments import read_segments
-from services.scheduler.snapshots import newest, sequences_on_disk
+from services.scheduler.snapshots import Snapshot, encode_snapshot, newest, sequences_on_disk
 from tests.services.scheduler_steps import (
     NODE,
     Start,
@@ -237,3 +240,39 @@ async def test_a_leader_that_thaws_behind_a_purge_is_deposed(
             now = await status(bus)
             assert now.leader != first.leader
             assert now.leader_epoch > first.leader_epoch
+
+
+async def test_an_election_behind_a_snapshot_that_hands_over_binds_to_its_version(
+    bus: NatsBus, tmp_path: Path
+) -> None:
+    handed = Snapshot(
+        sequence=0, code_version="0.0.9", state=Scheduler().snapshot(), handed_over=True
+    )
+    await bus.save_snapshot(encode_snapshot(handed))
+    elected = LeaderElected(id="other", leader="other", code_version="0.0.9")
+    await bus.publish_event(elected)
+    leader = Leader(bus, holder="this", folder=tmp_path)
+    with pytest.raises(BusError, match=r"start 0\.0\.9 once more"):
+        await leader.lead()
+    stored = await bus.fill(bus.subjects.events_stream().name)
+    assert stored.last_sequence == 1, "it was not elected, which would bind 0.0.9 in turn"
+
+
+async def test_a_state_that_this_version_does_not_know_is_refused_in_one_line(
+    bus: NatsBus, tmp_path: Path
+) -> None:
+    state = msgspec.msgpack.encode({"clock": 1})
+    snapshot = Snapshot(sequence=0, code_version=__version__, state=state)
+    await bus.save_snapshot(encode_snapshot(snapshot))
+    with pytest.raises(BusError, match="state can't be read by this version"):
+        await Leader(bus, holder="this", folder=tmp_path).lead()
+
+
+async def test_a_deleted_event_stream_is_noticed_before_anything_is_published(
+    bus: NatsBus, tmp_path: Path
+) -> None:
+    snapshot = Snapshot(sequence=7, code_version=__version__, state=Scheduler().snapshot())
+    await bus.save_snapshot(encode_snapshot(snapshot))
+    with pytest.raises(BusError, match="the event stream ends at 0, but"):
+        await Leader(bus, holder="this", folder=tmp_path).lead()
+    assert (await bus.fill(bus.subjects.events_stream().name)).last_sequence == 0

@@ -52,3 +52,5 @@ def test_another_version_takes_over_only_what_was_handed_over() -> None:
     found = newest([stored(5, code_version="0.0.9"), handed], code_version=__version__)
     assert found is not None
     assert found.sequence == 7
+    with pytest.raises(BusError, match=r"version 0\.0\.9 .* handed over, but a stored snapshot"):
+        newest([b"\xc1", handed], code_version=__version__)

@@ -91,8 +91,13 @@ class Scheduler:
 
     @classmethod
     def restore(cls, snapshot: bytes, *, policies: Mapping[str, Policy] = POLICIES) -> Scheduler:
-        """A scheduler that goes on from a snapshot."""
-        return cls(state=_decoder.decode(snapshot), policies=policies)
+        """A scheduler that goes on from a snapshot; raises ValueError where it is none."""
+        try:
+            return cls(state=_decoder.decode(snapshot), policies=policies)
+        except msgspec.DecodeError as error:
+            raise ValueError(
+                f"the state can't be read by this version of the code: {error}"
+            ) from error
 
     def snapshot(self) -> bytes:
         """All it knows; goes on after `state.sequence`."""
