@@ -1,4 +1,4 @@
-"""The leader's loop: events in, decisions by the core, commands out; ticks, snapshots, segments.
+"""The leader's loop: events in, decisions by the core, commands out; ticks, and when snapshots are due.
 
 It decides nothing. It takes over at the newest snapshot, folds what is stored without publishing,
 publishes `LeaderElected`, folds up to it, sends again whatever earlier messages caused, under the old
@@ -28,16 +28,10 @@ from jigsawrl.contract.message import message_id
 from jigsawrl.core.history import data_needed_from
 from jigsawrl.core.policies import DEFAULT_POLICY
 from jigsawrl.core.scheduler import Scheduler
+from services.scheduler.journal import Journal
 from services.scheduler.outgoing import Outgoing
 from services.scheduler.requests import Requests
-from services.scheduler.segments import Entry, last_written, write_segment
-from services.scheduler.snapshots import (
-    Snapshot,
-    check_version,
-    encode_snapshot,
-    newest,
-    write_snapshot,
-)
+from services.scheduler.snapshots import Snapshot, check_version
 
 log = structlog.get_logger()
 
@@ -82,16 +76,12 @@ class Leader:
         self._term = f"{holder}-{uuid.uuid4().hex[:8]}"
         """Part of the ids of what it publishes: a process may lead twice within the time in which the
         server takes a repeated id for a repeated message."""
-        self._segments, self._snapshots = folder / "events", folder / "snapshots"
-        self._entries: list[Entry] = []
-        """Folded, not yet in a segment file."""
-        self._written = last_written(self._segments)
+        self._journal = Journal(bus, folder=folder)
         self._last = 0
         """Last message folded, or passed over as unreadable."""
         self._epoch: int | None = None
         self._decision_due = asyncio.Event()
         self._ticks = itertools.count()
-        self._snapshot_sequence = 0
         self._snapshot_s = time.monotonic()
         self._handling_s = 0.0
         self._num_since_snapshot = 0
@@ -116,16 +106,15 @@ class Leader:
         except* BusError as errors:
             ended = BusError("; ".join(str(error) for error in errors.exceptions))
         finally:
-            write_segment(self._segments, self._entries)
-            self._entries = []
+            await self._journal.close()
         if ended is not None:
             raise ended
 
     async def _restore(self) -> Scheduler:
-        snapshot = newest(await self._bus.load_snapshots(), code_version=__version__)
+        snapshot = await self._journal.load()
         if snapshot is None:
             return Scheduler()
-        self._snapshot_sequence = self._last = snapshot.sequence
+        self._last = snapshot.sequence
         try:
             return Scheduler.restore(snapshot.state)
         except ValueError as error:
@@ -187,10 +176,8 @@ class Leader:
     async def _read(self, scheduler: Scheduler) -> AsyncIterator[Folded]:
         """Each message behind the snapshot, folded, with the commands that it led to."""
         folded = self._last
-        async for stored in self._bus.read_events(after=min(self._written, folded)):
-            if stored.sequence > self._written:
-                entry = Entry(stored.sequence, stored.timestamp_s, stored.payload)
-                self._entries.append(entry)
+        async for stored in self._bus.read_events(after=min(self._journal.written, folded)):
+            self._journal.note(stored)
             if stored.sequence > folded:
                 self._check_complete(stored.sequence)
                 self._last = stored.sequence
@@ -289,25 +276,9 @@ class Leader:
         )
 
     async def _save(self, snapshot: Snapshot, outgoing: Outgoing) -> None:
-        """Store a snapshot once every command before it is acked; then purge before the last but
-        one, whose messages go to a segment file first."""
+        """Store a snapshot once every command before it is acked."""
         await outgoing.settle()
-        try:
-            await self._bus.save_snapshot(encode_snapshot(snapshot))
-            before, self._snapshot_sequence = self._snapshot_sequence, snapshot.sequence
-            write_snapshot(self._snapshots, snapshot)
-            self._archive(before)
-            if before:
-                stream = self._bus.subjects.events_stream().name
-                await self._bus.purge(stream, before=before + 1)
-        except BusError as error:
-            log.warning("goes on without a new snapshot", error=str(error))
-
-    def _archive(self, last: int) -> None:
-        done = [entry for entry in self._entries if entry.sequence <= last]
-        write_segment(self._segments, done)
-        self._entries = self._entries[len(done) :]
-        self._written = max(self._written, last)
+        await self._journal.save(snapshot)
 
     async def _purge_data(self, scheduler: Scheduler, name: str) -> None:
         pipeline = scheduler.state.pipelines.get(name)

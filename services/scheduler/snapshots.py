@@ -6,6 +6,7 @@ digits) is the state after that message of the event stream; files are written w
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,7 +42,16 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     return _encoder.encode(snapshot)
 
 
-def newest(payloads: Iterable[bytes], *, code_version: str) -> Snapshot | None:
+def stored_sequences(payloads: Iterable[bytes]) -> list[int]:
+    """Of those that can be read, in order."""
+    sequences = []
+    for payload in payloads:
+        with contextlib.suppress(msgspec.DecodeError):
+            sequences.append(_decoder.decode(payload).sequence)
+    return sorted(sequences)
+
+
+def newest(payloads: Iterable[bytes], *, code_version: str = __version__) -> Snapshot | None:
     """The snapshot to lead on from; None where there is none. The newest by stream sequence: a leader
     that was frozen may store an old one after its successor's. Raises `BusError` where this version
     of the code can't take over: it might answer messages otherwise than their commands that are out.
