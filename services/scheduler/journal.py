@@ -25,6 +25,9 @@ from services.scheduler.snapshots import (
 
 log = structlog.get_logger()
 
+FULL_SHARE = 0.9
+"""From here on room is made in the event stream: a tenth of it is more than the largest message."""
+
 
 class Journal:
     """Kept by one leader."""
@@ -40,6 +43,11 @@ class Journal:
         self._stored: list[int] = []
         """Sequences of the last two snapshots on the bus, the newest last."""
         self._writing = asyncio.Lock()
+
+    @property
+    def newest(self) -> int:
+        """Sequence of the newest snapshot on the bus; 0 where there is none."""
+        return self._stored[-1] if self._stored else 0
 
     @property
     def written(self) -> int:
@@ -75,9 +83,22 @@ class Journal:
         if len(self._stored) == 2:
             await self._purge(self._stored[0])
 
+    async def make_room(self) -> bool:
+        """Where the event stream is nearly full, purge what the stored snapshots make needless: up to
+        the last but one, and where that frees too little, up to the newest. Whether it still is."""
+        for last in self._stored:
+            if not await self._is_full():
+                return False
+            await self._purge(last)
+        return await self._is_full()
+
     async def close(self) -> None:
         """Archive the rest."""
         await self._archive(self._noted)
+
+    async def _is_full(self) -> bool:
+        fill = await self._bus.fill(self._stream)
+        return fill.num_bytes > FULL_SHARE * fill.max_bytes > 0
 
     async def _purge(self, last: int) -> None:
         """Remove the messages up to `last` from the event stream, once they are archived."""

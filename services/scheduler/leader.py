@@ -45,6 +45,9 @@ SNAPSHOT_S = 60.0
 SNAPSHOT_HANDLING_S = 2.0
 """A snapshot is due after so many events, so long, or so much handling: what a restart repeats."""
 
+ROOM_S = 1.0
+"""How often the leader looks whether a snapshot is due or the event stream full, whatever it reads."""
+
 YIELD_EVENTS = 100
 """Events folded in a row before other tasks of the process get a turn."""
 
@@ -80,6 +83,9 @@ class Leader:
         self._last = 0
         """Last message folded, or passed over as unreadable."""
         self._epoch: int | None = None
+        self._alike = True
+        """What it takes over is of its own version: until its election or snapshot binds to that, it
+        may send nothing that another version might have decided otherwise."""
         self._decision_due = asyncio.Event()
         self._ticks = itertools.count()
         self._snapshot_s = time.monotonic()
@@ -114,7 +120,7 @@ class Leader:
         snapshot = await self._journal.load()
         if snapshot is None:
             return Scheduler()
-        self._last = snapshot.sequence
+        self._last, self._alike = snapshot.sequence, snapshot.code_version == __version__
         try:
             return Scheduler.restore(snapshot.state)
         except ValueError as error:
@@ -127,6 +133,13 @@ class Leader:
         outgoing = Outgoing(self._bus, group, scheduler.state)
         reading = self._read(scheduler)
         repeated = await self._catch_up(reading)
+        if await self._journal.make_room() and self._alike:
+            # No snapshot covers enough of it. Nobody can be elected before one does, and what it needs
+            # are the commands of earlier leaders only, which come out the same, byte for byte.
+            await outgoing.send(repeated)
+            await self._save(self._snapshot(scheduler), outgoing)
+            repeated = []
+            await self._journal.make_room()
         epoch = self._epoch = await self._elect()
         async for stored, commands in reading:
             if stored.sequence < epoch:
@@ -135,7 +148,7 @@ class Leader:
                 log.info("leads", epoch=epoch, num_repeated=len(repeated))
                 await outgoing.send([*repeated, *commands])
                 await self._save(self._snapshot(scheduler), outgoing)
-                self._start(scheduler, group)
+                self._start(scheduler, outgoing, group)
             else:
                 await outgoing.send(commands)
                 await self._after(scheduler, stored, outgoing, group)
@@ -148,19 +161,22 @@ class Leader:
         await self._save(self._snapshot(scheduler, handed_over=True), outgoing)
 
     async def _catch_up(self, reading: AsyncIterator[Folded]) -> list[Command]:
-        """Fold what is stored now; the commands that it led to. What keeps this process from leading
+        """Read what is stored now; the commands that it led to. What keeps this process from leading
         comes out before it is elected: an election binds the next leader to its version."""
-        end = (await self._bus.fill(self._bus.subjects.events_stream().name)).last_sequence
+        stored = await self._bus.fill(self._bus.subjects.events_stream().name)
+        end = stored.last_sequence
         if end < self._last:
             raise BusError(
                 f"the event stream ends at {end}, but the newest snapshot is of {self._last}: the"
                 " stream was deleted; delete the snapshots, too, to begin anew"
             )
         repeated: list[Command] = []
-        if self._last < end:
-            async for _, commands in reading:
+        if not stored.num_messages:
+            self._check_complete(end + 1)
+        elif min(self._journal.written, self._last) < end:
+            async for message, commands in reading:
                 repeated += commands
-                if self._last >= end:
+                if message.sequence >= end:
                     break
         return repeated
 
@@ -174,11 +190,14 @@ class Leader:
         return await self._bus.publish_event(elected)
 
     async def _read(self, scheduler: Scheduler) -> AsyncIterator[Folded]:
-        """Each message behind the snapshot, folded, with the commands that it led to."""
+        """Each message that is not archived; folded, if behind the snapshot, with the commands that
+        it led to."""
         folded = self._last
         async for stored in self._bus.read_events(after=min(self._journal.written, folded)):
             self._journal.note(stored)
-            if stored.sequence > folded:
+            if stored.sequence <= folded:
+                yield stored, []
+            else:
                 self._check_complete(stored.sequence)
                 self._last = stored.sequence
                 yield stored, self._fold(scheduler, stored)
@@ -196,11 +215,12 @@ class Leader:
             " newest snapshot: it was purged by hand; delete the snapshots, too, to begin anew"
         )
 
-    def _start(self, scheduler: Scheduler, group: asyncio.TaskGroup) -> None:
+    def _start(self, scheduler: Scheduler, outgoing: Outgoing, group: asyncio.TaskGroup) -> None:
         requests = Requests(self._bus, scheduler)
         self._leading = [
             group.create_task(self._bus.serve("scheduler", requests.handle, shared=False)),
             group.create_task(self._tick(scheduler)),
+            group.create_task(self._keep_room(scheduler, outgoing, group)),
         ]
 
     def _fold(self, scheduler: Scheduler, stored: StoredEvent) -> list[Command]:
@@ -257,19 +277,42 @@ class Leader:
         event = stored.event
         if isinstance(event, CheckpointCommitted) and event.pipeline is not None:
             group.create_task(self._purge_data(scheduler, event.pipeline))
-        due = (
+        if self._snapshot_due:
+            self._start_saving(scheduler, outgoing, group)
+
+    async def _keep_room(
+        self, scheduler: Scheduler, outgoing: Outgoing, group: asyncio.TaskGroup
+    ) -> None:
+        """Snapshots and room do not depend on events: a full stream takes none."""
+        while True:
+            await asyncio.sleep(ROOM_S)
+            try:
+                full = await self._journal.make_room()
+            except BusError as error:
+                log.warning("could not look at the event stream", error=str(error))
+                continue
+            if self._snapshot_due or (full and self._last > self._journal.newest):
+                self._start_saving(scheduler, outgoing, group)
+
+    @property
+    def _snapshot_due(self) -> bool:
+        return (
             self._num_since_snapshot >= self._snapshot_events
             or self._handling_s >= SNAPSHOT_HANDLING_S
             or time.monotonic() - self._snapshot_s >= SNAPSHOT_S
         )
-        if due and (self._saving is None or self._saving.done()):
+
+    def _start_saving(
+        self, scheduler: Scheduler, outgoing: Outgoing, group: asyncio.TaskGroup
+    ) -> None:
+        if self._saving is None or self._saving.done():
             self._saving = group.create_task(self._save(self._snapshot(scheduler), outgoing))
             self._num_since_snapshot, self._handling_s = 0, 0.0
             self._snapshot_s = time.monotonic()
 
     def _snapshot(self, scheduler: Scheduler, *, handed_over: bool = False) -> Snapshot:
         return Snapshot(
-            sequence=scheduler.state.sequence,
+            sequence=self._last,
             code_version=__version__,
             state=scheduler.snapshot(),
             handed_over=handed_over,

@@ -116,7 +116,8 @@ class Subjects(msgspec.Struct, frozen=True):
             retention="limits",
             max_bytes=2 * 1024**3,
             publishers="all services; the leader purges before its last but one snapshot",
-            when_full="the publisher keeps the event and tries again; it takes no new work meanwhile",
+            when_full="the publisher keeps the event and tries again, taking no new work meanwhile; the"
+            " leader purges up to its newest snapshot",
         )
 
     def commands_stream(self) -> StreamSpec:
