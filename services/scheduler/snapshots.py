@@ -1,7 +1,8 @@
 """Scheduler snapshots as they are stored: on the bus for the next leader, on disk for replay.
 
 Used by the leader and by `services.scheduler.replay`. ``DIR/snapshots/<sequence>.snapshot`` (20
-digits) is the state after that message of the event stream; files are written whole or not at all.
+digits) is the state after that message of the event stream; files are written whole or not at all. The
+newest stay, and of older ones one per hour.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from jigsawrl.bus.base import BusError
 from jigsawrl.contract.message import Count
 
 log = structlog.get_logger()
+
+NUM_KEPT = 20
+"""Newest snapshots that stay on disk whatever their age: some 20 minutes at one a minute."""
+
+KEPT_PERIOD_S = 3600.0
+"""Of the older ones, one for each such period stays: a replay then folds an hour at most before it
+comes to what it is to show."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,15 +98,27 @@ def check_version(led: str, code_version: str = __version__) -> None:
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
-    """Keep it for replay."""
+    """Keep it for replay, at the price of older ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{snapshot.sequence:020d}.snapshot"
+    path = _path(folder, snapshot.sequence)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         file.write(encode_snapshot(snapshot))
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
+    thin_snapshots(folder)
+
+
+def thin_snapshots(folder: Path) -> None:
+    """Remove older snapshots but for the first of each `KEPT_PERIOD_S`, by the time of writing."""
+    periods = set()
+    for sequence in sequences_on_disk(folder)[:-NUM_KEPT]:
+        path = _path(folder, sequence)
+        period = path.stat().st_mtime // KEPT_PERIOD_S
+        if period in periods:
+            path.unlink()
+        periods.add(period)
 
 
 def sequences_on_disk(folder: Path) -> list[int]:
@@ -108,7 +128,7 @@ def sequences_on_disk(folder: Path) -> list[int]:
 
 def read_snapshot(folder: Path, sequence: int) -> Snapshot:
     """One of them; raises ValueError where it is not there or damaged."""
-    path = folder / f"{sequence:020d}.snapshot"
+    path = _path(folder, sequence)
     try:
         return _decoder.decode(path.read_bytes())
     except FileNotFoundError:
@@ -118,3 +138,7 @@ def read_snapshot(folder: Path, sequence: int) -> Snapshot:
         ) from None
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def _path(folder: Path, sequence: int) -> Path:
+    return folder / f"{sequence:020d}.snapshot"

@@ -1,5 +1,6 @@
 """What the scheduler keeps for its successor and for replay: segment files and snapshots."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,15 @@ from jigsawrl import __version__
 from jigsawrl.bus.base import BusError
 from services.scheduler.replay import replay
 from services.scheduler.segments import Entry, last_written, read_segments, write_segment
-from services.scheduler.snapshots import Snapshot, encode_snapshot, newest
+from services.scheduler.snapshots import (
+    Snapshot,
+    encode_snapshot,
+    newest,
+    read_snapshot,
+    sequences_on_disk,
+    thin_snapshots,
+    write_snapshot,
+)
 
 
 def test_segments_are_read_in_order_each_entry_once(tmp_path: Path) -> None:
@@ -54,3 +63,14 @@ def test_another_version_takes_over_only_what_was_handed_over() -> None:
     assert found.sequence == 7
     with pytest.raises(BusError, match=r"version 0\.0\.9 .* handed over, but a stored snapshot"):
         newest([b"\xc1", handed], code_version=__version__)
+
+
+def test_of_old_snapshots_one_per_hour_stays(tmp_path: Path) -> None:
+    hour = 1_800_000_000 // 3600
+    for number in range(60):  # every 10 minutes, 10 hours long
+        write_snapshot(tmp_path, Snapshot(sequence=number + 1, code_version=__version__, state=b""))
+        written_s = hour * 3600 + number * 600
+        os.utime(tmp_path / f"{number + 1:020d}.snapshot", (written_s, written_s))
+    thin_snapshots(tmp_path)
+    assert sequences_on_disk(tmp_path) == [1, 7, 13, 19, 25, 31, 37, *range(41, 61)]
+    assert read_snapshot(tmp_path, 37).sequence == 37
