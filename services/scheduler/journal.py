@@ -43,6 +43,9 @@ class Journal:
         self._stored: list[int] = []
         """Sequences of the last two snapshots on the bus, the newest last."""
         self._writing = asyncio.Lock()
+        self.failure: str | None = None
+        """What the last snapshot failed at: until the next one, restarts take longer and the event
+        stream fills up."""
 
     @property
     def newest(self) -> int:
@@ -74,12 +77,17 @@ class Journal:
             await self._bus.save_snapshot(payload)
         except BusError as error:
             log.warning("goes on without a new snapshot", error=str(error))
+            self.failure = f"a snapshot of the scheduler, the last of which failed: {error}"
             return
+        self.failure = None
         self._stored = [*self._stored, snapshot.sequence][-2:]
         try:
-            await asyncio.to_thread(write_snapshot, self._snapshots, snapshot)
+            await asyncio.to_thread(
+                write_snapshot, self._snapshots, sequence=snapshot.sequence, payload=payload
+            )
         except OSError as error:
             log.warning("a snapshot is missing on disk, for replay", error=str(error))
+            self.failure = f"the disk that holds the scheduler's snapshots: {error}"
         if len(self._stored) == 2:
             await self._purge(self._stored[0])
 
@@ -117,6 +125,7 @@ class Journal:
                 await asyncio.to_thread(write_segment, self._segments, done)
             except OSError as error:
                 log.warning("keeps messages that it can't archive", error=str(error))
+                self.failure = f"the disk that holds the scheduler's segment files: {error}"
                 return False
             self._entries = self._entries[len(done) :]
             self._written = max(self._written, done[-1].sequence if done else 0)

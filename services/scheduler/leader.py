@@ -216,7 +216,7 @@ class Leader:
         )
 
     def _start(self, scheduler: Scheduler, outgoing: Outgoing, group: asyncio.TaskGroup) -> None:
-        requests = Requests(self._bus, scheduler)
+        requests = Requests(self._bus, scheduler, self._journal)
         self._leading = [
             group.create_task(self._bus.serve("scheduler", requests.handle, shared=False)),
             group.create_task(self._tick(scheduler)),

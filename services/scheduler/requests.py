@@ -24,7 +24,9 @@ from jigsawrl.contract.requests import (
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.state import Pipeline
 from jigsawrl.core.status import pipeline_status
+from services.scheduler.journal import Journal
 from services.scheduler.sizing import (
+    check_state_bytes,
     data_stream_bytes,
     longest_record_bytes,
     weights_stream_bytes,
@@ -47,8 +49,9 @@ FULL_SHARE = 0.95
 class Requests:
     """Answers for one leader."""
 
-    def __init__(self, bus: Bus, scheduler: Scheduler) -> None:
+    def __init__(self, bus: Bus, scheduler: Scheduler, journal: Journal) -> None:
         self._bus = bus
+        self._journal = journal
         self._scheduler = scheduler
         self._submitting = asyncio.Lock()
         self._cancelled: dict[str, str | None] = {}
@@ -90,9 +93,10 @@ class Requests:
             return f"pipeline {config.name} is still stopping: try again in a moment"
         try:
             longest_record_bytes(config)
+            check_state_bytes(config, others=self._live_configs())
             await self._delete_ended()
             await self._make_streams(config)
-        except (ValueError, BusError) as error:
+        except (ValueError, msgspec.DecodeError, BusError) as error:
             return str(error)
         sequence = await self._bus.publish_event(
             PipelineSubmitted(
@@ -105,6 +109,10 @@ class Requests:
         )
         await self._folded(sequence)
         return None
+
+    def _live_configs(self) -> list[PipelineConfig]:
+        pipelines = self._scheduler.state.pipelines.values()
+        return [decode_config(pipeline.config) for pipeline in pipelines if pipeline.live]
 
     async def _delete_ended(self) -> None:
         """The records and weights of pipelines that ended make room for the next."""
@@ -166,12 +174,15 @@ class Requests:
         )
 
     def _pipeline(self, pipeline: Pipeline) -> PipelineStatus:
-        """What the core knows, and the full streams for which publishers may be waiting."""
+        """What the core knows; the full streams for which publishers may be waiting; and what keeps
+        the leader from storing snapshots."""
         status = pipeline_status(self._scheduler.state, pipeline)
-        full = [*self._full.get("", ()), *self._full.get(pipeline.name, ())]
-        if not pipeline.live or not full:
+        causes = [*self._full.get("", ()), *self._full.get(pipeline.name, ())]
+        if self._journal.failure is not None:
+            causes.append(self._journal.failure)
+        if not pipeline.live or not causes:
             return status
-        return msgspec.structs.replace(status, waiting_for=(*full, *status.waiting_for))
+        return msgspec.structs.replace(status, waiting_for=(*causes, *status.waiting_for))
 
     async def _look_at_streams(self) -> None:
         subjects = self._bus.subjects

@@ -1,4 +1,4 @@
-"""How large the streams of a pipeline must be, from its configuration.
+"""How large the streams of a pipeline must be, and its part of a snapshot, from its configuration.
 
 A data stream holds (staleness + depth + 1 + steps between checkpoints) batches of the longest record,
 and with dynamic sampling the groups that may be filtered meanwhile.
@@ -7,6 +7,7 @@ Sizes are upper estimates: the stream refuses what does not fit, and the publish
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from jigsawrl.config import InitModelConfig, PathModelConfig, PipelineConfig
@@ -26,6 +27,14 @@ MAX_PROMPT_TOKENS = 8192
 
 MAX_VOCABULARY = 1024
 """Of a character tokenizer."""
+
+STATE_BYTES_PER_GROUP = 64
+STATE_BYTES_PER_SEQUENCE = 64
+"""Of a compressed snapshot. Measured with the longest names and random numbers: 53 a sequence in groups
+of 8, 79 for a group of one (`test_the_bound_of_a_snapshot_holds`)."""
+
+MAX_STATE_BYTES = MAX_PAYLOAD_BYTES * 3 // 4
+"""For groups in a snapshot. The rest is for nodes, tenants and the fates of groups that ended."""
 
 NUM_VERSIONS = 5
 """On the weight channel: the newest two, one being written, two pinned by evaluation."""
@@ -52,20 +61,47 @@ def longest_record_bytes(config: PipelineConfig) -> int:
 
 def data_stream_bytes(config: PipelineConfig) -> int:
     """For the records of all groups that no checkpoint covers yet."""
-    staleness, _, depth = config.staleness()
-    num_steps = config.trainer.checkpoint.every
-    num_batches = staleness + depth + 1 + num_steps
-    sampling = config.trainer.dynamic_sampling
-    if sampling is not None:
-        # What is filtered lies between what is trained, and is purged with it. The oldest group that
-        # is kept may have been admitted depth - 1 steps before its own; as many are generated beyond
-        # the last cut.
-        num_batches += (num_steps + 2 * (depth - 1)) * sampling.max_batches
     texts = longest_sequence_tokens(config) * TEXT_BYTES_PER_TOKEN + RECORD_OVERHEAD_BYTES
     # Its partial records together take twice the whole one at most (see the rollout service).
     per_sequence = 3 * longest_record_bytes(config) + texts
-    group_size = config.algorithm.group_size
-    return num_batches * config.trainer.groups_per_batch * (group_size * per_sequence + texts)
+    per_group = config.algorithm.group_size * per_sequence + texts
+    num_batches = _num_batches(config) + _num_filtered_batches(config)
+    return num_batches * config.trainer.groups_per_batch * per_group
+
+
+def state_bytes(config: PipelineConfig) -> int:
+    """Of a snapshot, for the groups in flight and in cuts that no checkpoint covers."""
+    group = STATE_BYTES_PER_GROUP + config.algorithm.group_size * STATE_BYTES_PER_SEQUENCE
+    return _num_batches(config) * config.trainer.groups_per_batch * group
+
+
+def check_state_bytes(config: PipelineConfig, *, others: Iterable[PipelineConfig]) -> None:
+    """Raise ValueError where a snapshot could not hold it beside the pipelines that have not ended."""
+    num_bytes, used = state_bytes(config), sum(map(state_bytes, others))
+    if num_bytes + used > MAX_STATE_BYTES:
+        raise ValueError(
+            f"pipeline {config.name} needs up to {num_bytes} bytes of the scheduler's snapshots, which"
+            f" hold {MAX_STATE_BYTES}, {used} of them for other pipelines: lower"
+            " trainer.groups_per_batch, algorithm.group_size, trainer.checkpoint.every or the"
+            " staleness and depth of mode"
+        )
+
+
+def _num_batches(config: PipelineConfig) -> int:
+    """At once: in flight, and trained but in no checkpoint yet."""
+    staleness, _, depth = config.staleness()
+    return staleness + depth + 1 + config.trainer.checkpoint.every
+
+
+def _num_filtered_batches(config: PipelineConfig) -> int:
+    """What dynamic sampling filters lies between what is trained, and is purged with it. The oldest
+    group that is kept may have been admitted depth - 1 steps before its own; as many are generated
+    beyond the last cut."""
+    sampling = config.trainer.dynamic_sampling
+    if sampling is None:
+        return 0
+    _, _, depth = config.staleness()
+    return (config.trainer.checkpoint.every + 2 * (depth - 1)) * sampling.max_batches
 
 
 def weights_stream_bytes(config: PipelineConfig) -> int:

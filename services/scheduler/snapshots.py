@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Stream sequence of the last message folded."""
     code_version: str
     state: bytes
-    """`core.Scheduler.snapshot`."""
+    """`core.Scheduler.snapshot`; compressed where the snapshot is stored."""
     handed_over: bool = False
     """Its writer stopped with it: it handled no later message, so another version may go on."""
 
@@ -46,16 +47,27 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """As it is stored."""
-    return _encoder.encode(snapshot)
+    """As it is stored: the state compressed by zlib at its fastest, to a sixth or less, since it must
+    fit into one message."""
+    state = zlib.compress(snapshot.state, 1)
+    return _encoder.encode(msgspec.structs.replace(snapshot, state=state))
+
+
+def _decode(payload: bytes) -> Snapshot:
+    """Raises ValueError."""
+    try:
+        snapshot = _decoder.decode(payload)
+        return msgspec.structs.replace(snapshot, state=zlib.decompress(snapshot.state))
+    except (msgspec.DecodeError, zlib.error) as error:
+        raise ValueError(str(error)) from error
 
 
 def stored_sequences(payloads: Iterable[bytes]) -> list[int]:
     """Of those that can be read, in order."""
     sequences = []
     for payload in payloads:
-        with contextlib.suppress(msgspec.DecodeError):
-            sequences.append(_decoder.decode(payload).sequence)
+        with contextlib.suppress(ValueError):
+            sequences.append(_decode(payload).sequence)
     return sorted(sequences)
 
 
@@ -67,8 +79,8 @@ def newest(payloads: Iterable[bytes], *, code_version: str = __version__) -> Sna
     read, num_unreadable = [], 0
     for payload in payloads:
         try:
-            read.append(_decoder.decode(payload))
-        except msgspec.DecodeError as error:
+            read.append(_decode(payload))
+        except ValueError as error:
             num_unreadable += 1
             log.warning("a snapshot can't be read", error=str(error))
     if not read:
@@ -97,13 +109,13 @@ def check_version(led: str, code_version: str = __version__) -> None:
         )
 
 
-def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
-    """Keep it for replay, at the price of older ones."""
+def write_snapshot(folder: Path, *, sequence: int, payload: bytes) -> None:
+    """Keep an encoded one for replay, at the price of older ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = _path(folder, snapshot.sequence)
+    path = _path(folder, sequence)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        file.write(encode_snapshot(snapshot))
+        file.write(payload)
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
@@ -130,13 +142,13 @@ def read_snapshot(folder: Path, sequence: int) -> Snapshot:
     """One of them; raises ValueError where it is not there or damaged."""
     path = _path(folder, sequence)
     try:
-        return _decoder.decode(path.read_bytes())
+        return _decode(path.read_bytes())
     except FileNotFoundError:
         known = ", ".join(map(str, sequences_on_disk(folder))) or "none"
         raise ValueError(
             f"{folder} has no snapshot of message {sequence}; it has {known}"
         ) from None
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 

@@ -10,8 +10,9 @@ import nats.js.errors
 
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.server import EmbeddedServer
-from jigsawrl.config import TrainerConfig
+from jigsawrl.config import InitModelConfig, PipelineConfig, TrainerConfig
 from jigsawrl.contract.requests import Cancel, Submit
+from services.scheduler.sizing import MAX_STATE_BYTES, state_bytes
 from tests.services.scheduler_steps import (
     Start,
     config,
@@ -59,12 +60,15 @@ async def test_a_store_without_room_and_a_bad_config_are_answered_with_the_reaso
     bus: NatsBus, leading: Start
 ) -> None:
     huge = msgspec.structs.replace(
-        config("huge"), trainer=TrainerConfig(num_steps=1, groups_per_batch=1 << 40)
+        config("huge"),
+        model=InitModelConfig(max_position_embeddings=400_000),
+        trainer=TrainerConfig(num_steps=1, groups_per_batch=500),
     )
     async with leading():
         error = await submit(bus, huge)
         assert error is not None
         assert "pipeline huge needs" in error
+        assert "the store has no room" in error
         reply = await bus.request("scheduler", Submit(id="x", config=b"\xc1"), timeout_s=10)
         assert "can't be read" in reply.error
 
@@ -105,3 +109,30 @@ async def test_a_repeated_request_means_what_it_meant_the_first_time(
         assert (await status(bus)).pipelines[0].state == "queued"
     async with leading():  # a successor knows it, too
         assert await submit(bus, config(), request="r2") is None
+
+
+async def test_a_pipeline_that_no_snapshot_could_hold_is_refused(
+    bus: NatsBus, leading: Start
+) -> None:
+    def sized(name: str, groups_per_batch: int) -> PipelineConfig:
+        trainer = TrainerConfig(num_steps=1, groups_per_batch=groups_per_batch)
+        return msgspec.structs.replace(config(name), trainer=trainer)
+
+    per_group = state_bytes(sized("p", 1))
+    async with leading():
+        error = await submit(bus, sized("a", MAX_STATE_BYTES // per_group + 1))
+        assert error is not None
+        assert "bytes of the scheduler's snapshots" in error
+        assert await submit(bus, sized("b", MAX_STATE_BYTES // per_group // 2)) is None
+        error = await submit(bus, sized("c", MAX_STATE_BYTES // per_group // 2 + 2), request="r2")
+        assert error is not None
+        assert "for other pipelines: lower trainer.groups_per_batch" in error
+
+
+async def test_a_snapshot_that_can_not_be_stored_is_told(bus: NatsBus, leading: Start) -> None:
+    spec = msgspec.structs.replace(bus.subjects.snapshots_stream(), max_bytes=64)
+    await bus.create_streams([spec])
+    async with leading():
+        assert await submit(bus, config()) is None
+        told = (await status(bus)).pipelines[0].waiting_for
+        assert any("snapshot of the scheduler, the last of which failed" in one for one in told)
