@@ -33,7 +33,9 @@ def main() -> None:
     """Run one scheduler process."""
     arguments = argparse.ArgumentParser(prog="python -m services.scheduler")
     arguments.add_argument("--url", required=True, help="NATS server, nats://127.0.0.1:4222")
-    arguments.add_argument("--state-dir", required=True, type=Path, help="for segment files")
+    arguments.add_argument(
+        "--state-dir", required=True, type=Path, help="for segment files and snapshots"
+    )
     arguments.add_argument("--prefix", default="jig", help="first token of all subjects")
     arguments.add_argument("--policy", default=DEFAULT_POLICY, choices=sorted(POLICIES))
     options = arguments.parse_args()
@@ -72,7 +74,9 @@ async def _lead(bus: Bus, leader: Leader, lease: _Lease) -> None:
         await asyncio.wait([leading, renewing], return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         leader.stop()
-        await asyncio.wait([leading, renewing], timeout=HANDOVER_S, return_when="FIRST_COMPLETED")
+        await asyncio.wait(
+            [leading, renewing], timeout=HANDOVER_S, return_when=asyncio.FIRST_COMPLETED
+        )
         raise
     finally:
         for task in (leading, renewing):

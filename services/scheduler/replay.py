@@ -1,7 +1,7 @@
 """``python -m services.scheduler.replay STATE_DIR``: what the scheduler commanded, as JSON lines.
 
-Folds the segment files of a run through the core alone: from its first message, or from any of its
-snapshots, which gives the same commands byte for byte.
+Folds the segment files of a run through the core alone: from its first message, or from any stored
+snapshot, which gives the same commands byte for byte.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ class Subjects(msgspec.Struct, frozen=True):
             retention="interest",
             max_bytes=512 * 1024**2,
             publishers="the leader",
-            when_full="the leader keeps the command and tries again before it folds on",
+            when_full="the leader keeps the command and tries again; with 2,000 waiting it folds no"
+            " more",
         )
 
     def snapshots_stream(self) -> StreamSpec:

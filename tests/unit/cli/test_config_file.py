@@ -210,6 +210,17 @@ def test_an_algorithm_that_is_not_chosen_is_grpo(tmp_path: Path) -> None:
     assert config.algorithm == GRPOConfig(group_size=4)
 
 
+def test_stale_samples_are_trained_with_a_correction_only(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    for eta, bound in ((0, None), (0, 0), (2, 0)):
+        numbers = [f"mode.max_staleness={eta}"]
+        numbers += [] if bound is None else [f"mode.sample_bound={bound}"]
+        load_config(path, overrides=["mode.type=async", *numbers])
+    for numbers in (["mode.max_staleness=1"], ["mode.max_staleness=0", "mode.sample_bound=1"]):
+        with pytest.raises(ValueError, match=r"biased without algorithm\.correction"):
+            load_config(path, overrides=["mode.type=async", *numbers])
+
+
 def test_what_check_prints_resolves_to_the_same_config(tmp_path: Path) -> None:
     for override in (
         "trainer.num_minibatches=2",

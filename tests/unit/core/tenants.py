@@ -10,7 +10,6 @@ from jigsawrl.contract import events as e
 from jigsawrl.contract.message import Ledger, Worker
 from tests.unit.core.rollouts import Part, RolloutTenants
 
-
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 
