@@ -6,12 +6,21 @@ import signal
 
 import msgspec
 import pytest
-from bus_samples import an_event, dead_letters, events_after, in_background, until
+from bus_samples import (
+    WORKER,
+    a_command,
+    an_event,
+    dead_letters,
+    events_after,
+    in_background,
+    until,
+)
 
 from jigsawrl.bus.base import MessageTooLargeError, StreamFullError
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.contract.codec import encode
+from jigsawrl.contract.commands import Drop
 from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES
 
 
@@ -103,6 +112,43 @@ async def test_publishers_wait_for_a_full_stream_and_nothing_is_lost(bus):
         await reading.aclose()
         await publishing
     assert seen == [f"e:{number}" for number in range(30)]
+
+
+async def test_commands_wait_for_a_full_stream_until_their_boots_ack(bus):
+    spec = msgspec.structs.replace(bus.subjects.commands_stream(), max_bytes=4 * 1024)
+    await bus.create_streams([spec])
+    await bus.bind_commands(WORKER)
+    seen: list[str] = []
+
+    async def handle(command: Drop) -> None:
+        seen.append(command.id)
+
+    async def publish_all() -> None:
+        for number in range(40):
+            await bus.publish_command(a_command(number))
+
+    async with in_background(publish_all()) as publishing:
+        await asyncio.sleep(0.5)
+        assert 0 < (await bus.fill(spec.name)).num_messages < 40
+        assert not publishing.done()
+        async with in_background(bus.consume_commands(WORKER, handle)):
+            await until(lambda: len(seen) == 40)
+            await publishing
+    assert seen == [f"c:{number}" for number in range(40)]
+
+
+async def test_a_dead_letter_for_a_full_stream_is_logged_and_dropped(bus, caplog):
+    spec = msgspec.structs.replace(bus.subjects.dead_letters_stream(), max_bytes=64)
+    await bus.create_streams([spec])
+    subject = f"{bus.subjects.prefix}.event.p.unknown"
+    await bus.connection.call("publish", lambda js: js.publish(subject, b"\xc1"))
+    await bus.publish_event(an_event(1))
+    async with asyncio.timeout(4):  # It does not wait for room.
+        stored = await events_after(bus, 0, 2)
+    assert [message.event for message in stored] == [None, an_event(1)]
+    assert bus.num_dead_letters == 1
+    assert f"dead letter from {subject} dropped" in caplog.text
+    assert (await bus.fill(spec.name)).num_messages == 0
 
 
 async def test_a_snapshot_that_does_not_fit_is_refused_at_once(bus):
