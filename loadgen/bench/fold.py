@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from jigsawrl.contract import commands, events
+from jigsawrl.contract import commands, events, parts
 from jigsawrl.contract.events import Event
 from jigsawrl.contract.message import Ref, Role, Worker
 from jigsawrl.contract.spec import Device, PipelineSpec
@@ -92,7 +92,7 @@ class Bench:
             )
         elif isinstance(command, commands.MakeGroups):
             for order in command.orders:
-                made = events.GroupMade(
+                made = parts.GroupMade(
                     group=order.group, epoch=order.epoch, ref=self._ref(), num_prompt_tokens=9
                 )
                 yield events.GroupsMade(id="m", pipeline="p", worker=worker, made=(made,))
@@ -101,7 +101,7 @@ class Bench:
         elif isinstance(command, commands.ScoreSequences):
             for start in range(0, len(command.orders), LIST_SIZE):
                 rewarded = tuple(
-                    events.SequenceReward(
+                    parts.SequenceReward(
                         sequence=o.sequence, epoch=o.epoch, ref=self._ref(), reward=1.0
                     )
                     for o in command.orders[start : start + LIST_SIZE]
@@ -122,11 +122,11 @@ class Bench:
             )
 
     def _generated(self, worker: Worker, command: commands.PlaceSequences) -> Iterator[Event]:
-        held = tuple(events.Held(p.sequence, p.epoch) for p in command.placements)
+        held = tuple(parts.Held(p.sequence, p.epoch) for p in command.placements)
         yield events.SequencesAccepted(id="a", pipeline="p", worker=worker, accepted=held)
         for start in range(0, len(held), LIST_SIZE):
             finished = tuple(
-                events.SequenceFinish(
+                parts.SequenceFinish(
                     sequence=entry.sequence,
                     epoch=entry.epoch,
                     ref=self._ref(),

@@ -41,6 +41,7 @@ from jigsawrl.config import (
 )
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
+from jigsawrl.contract import parts
 from jigsawrl.contract.message import Array, Ref, Worker
 from jigsawrl.contract.records import GroupRecord, SequenceRecord
 from jigsawrl.models.init import build_model
@@ -226,7 +227,7 @@ class Bench:
         await self._forget(TARGET, [one.sequence for one in placements])
         return span.duration_s, num_tokens
 
-    async def _span(self, kinds: tuple[str, ...]) -> e.SubStage:
+    async def _span(self, kinds: tuple[str, ...]) -> parts.SubStage:
         while True:
             event = await self.next(e.SubStagesEnded, TARGET)
             for span in event.spans:

@@ -12,8 +12,9 @@ import structlog
 from jigsawrl.bus.base import MessageTooLargeError
 from jigsawrl.config import PipelineConfig
 from jigsawrl.contract.commands import Command, Configure, GroupOrder, MakeGroups
-from jigsawrl.contract.events import GroupFailure, GroupMade, GroupsMade
+from jigsawrl.contract.events import GroupsMade
 from jigsawrl.contract.message import Array, Role, message_id
+from jigsawrl.contract.parts import GroupFailure, GroupMade
 from jigsawrl.contract.records import GroupRecord
 from jigsawrl.contract.requests import HeldOut, HeldOutQuery
 from jigsawrl.contract.requests import Problem as HeldOutProblem

@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from jigsawrl.contract.events import AppliedShare
+from jigsawrl.contract.parts import AppliedShare
 from jigsawrl.devices.base import Actuator, Applied, check_shares
 
 log = structlog.get_logger()

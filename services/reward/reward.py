@@ -12,8 +12,9 @@ import structlog
 from jigsawrl.bus.base import MessageTooLargeError
 from jigsawrl.config import PipelineConfig
 from jigsawrl.contract.commands import Command, Configure, ScoreOrder, ScoreSequences
-from jigsawrl.contract.events import SequenceFailure, SequenceReward, SequencesRewarded
+from jigsawrl.contract.events import SequencesRewarded
 from jigsawrl.contract.message import Ref, Role, message_id
+from jigsawrl.contract.parts import SequenceFailure, SequenceReward
 from jigsawrl.contract.records import GroupRecord, RewardRecord, SequenceRecord
 from jigsawrl.contract.requests import Score, ScoreQuery, Scores
 from jigsawrl.models.tokenizer import decode, load_tokenizer

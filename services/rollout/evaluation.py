@@ -12,8 +12,9 @@ import structlog
 from jigsawrl.bus.base import BusError
 from jigsawrl.config import PipelineConfig
 from jigsawrl.contract.commands import Command, Configure, Evaluate
-from jigsawrl.contract.events import EvaluationFailed, EvaluationFinished, SubStage, SubStagesEnded
+from jigsawrl.contract.events import EvaluationFailed, EvaluationFinished, SubStagesEnded
 from jigsawrl.contract.message import Array, Role
+from jigsawrl.contract.parts import SubStage
 from jigsawrl.contract.requests import Answer, HeldOutQuery, Problem, Score, ScoreQuery
 from jigsawrl.models.weights import unpack
 from services.rollout.build import build_engine

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from jigsawrl.bus.base import MessageTooLargeError
 from jigsawrl.contract.commands import MigrateSequences
-from jigsawrl.contract.events import Held, SequenceExport, SequencesExported
+from jigsawrl.contract.events import SequencesExported
+from jigsawrl.contract.parts import Held, SequenceExport
 from services.rollout.engine.base import Engine, Generated
 from services.rollout.engine_thread import EngineThread
 from services.rollout.holdings import Holding, Holdings, record_of

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from jigsawrl.contract.events import Held
 from jigsawrl.contract.message import Array, message_id
+from jigsawrl.contract.parts import Held
 from jigsawrl.contract.records import SequenceRecord
 from services.rollout.engine.base import Generated, SequenceStart
 

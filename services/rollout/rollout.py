@@ -22,11 +22,7 @@ from jigsawrl.contract.commands import (
     PlaceSequences,
 )
 from jigsawrl.contract.events import (
-    Held,
     Inventory,
-    SequenceFailure,
-    SequenceFinish,
-    SequenceProgress,
     SequencesAccepted,
     SequencesFinished,
     SequencesProgressed,
@@ -34,6 +30,7 @@ from jigsawrl.contract.events import (
     WeightsLoaded,
 )
 from jigsawrl.contract.message import Ref, Role
+from jigsawrl.contract.parts import Held, SequenceFailure, SequenceFinish, SequenceProgress
 from jigsawrl.contract.records import GroupRecord, SequenceRecord
 from jigsawrl.models.weights import unpack
 from services.rollout.build import build_engine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from jigsawrl.contract.events import SubStage
 from jigsawrl.contract.message import SubStageKind
+from jigsawrl.contract.parts import SubStage
 
 
 class SubStages:

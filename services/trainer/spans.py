@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jigsawrl.contract.events import SubStage
 from jigsawrl.contract.message import SubStageKind
+from jigsawrl.contract.parts import SubStage
 
 
 class Spans:

@@ -8,7 +8,8 @@ from bus_samples import WORKER, an_event
 
 from jigsawrl.bus.client import connect
 from jigsawrl.bus.server import EmbeddedServer
-from jigsawrl.contract.events import SubStage, SubStagesEnded
+from jigsawrl.contract.events import SubStagesEnded
+from jigsawrl.contract.parts import SubStage
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "watch_events.py"
 

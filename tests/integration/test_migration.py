@@ -105,7 +105,7 @@ def test_hundreds_of_moves_change_no_bit_and_make_no_token_twice(
         assert_same(live, undisturbed, num_migrations=200)
         tiny = live.tiny()
         assert tiny["num_tokens_again"] == 0
-    commands = replay(live.run_folder / "scheduler", policy="shuffle")
+    commands = replay(live.run_folder / "scheduler")
     orders = [x for x in commands if isinstance(x, MigrateSequences)]
     assert {order.worker.id for order in orders} == {"tiny.rollout0", "tiny.rollout1"}
     assert sum(len(order.sequences) for order in orders) >= tiny["num_migrations"]

@@ -19,8 +19,9 @@ from jigsawrl.config import (
     encode_config,
 )
 from jigsawrl.contract.commands import Configure, LoadWeights, Placement, PlaceSequences
-from jigsawrl.contract.events import Event, Held, SequencesAccepted, WeightsLoaded
+from jigsawrl.contract.events import Event, SequencesAccepted, WeightsLoaded
 from jigsawrl.contract.message import Array, Ref, Worker
+from jigsawrl.contract.parts import Held
 from jigsawrl.contract.records import GroupRecord, SequenceRecord
 from jigsawrl.models.init import build_model
 from jigsawrl.models.tokenizer import build_tokenizer

@@ -10,8 +10,9 @@ import pytest
 
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.contract.commands import Drop, PlaceSequences
-from jigsawrl.contract.events import Held, Inventory, SequencesFinished, SubStagesEnded
+from jigsawrl.contract.events import Inventory, SequencesFinished, SubStagesEnded
 from jigsawrl.contract.message import Array, Ref
+from jigsawrl.contract.parts import Held
 from jigsawrl.contract.records import SequenceRecord
 from tests.services.rollout_site import PROMPT, Site, placement, rollout_site
 

@@ -12,8 +12,9 @@ import pytest
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.config import DrawnLengthsConfig, RolloutConfig, SamplingConfig, TorchEngineConfig
 from jigsawrl.contract.commands import MigrateSequences
-from jigsawrl.contract.events import Held, SequencesExported, SequencesFinished
+from jigsawrl.contract.events import SequencesExported, SequencesFinished
 from jigsawrl.contract.message import Array, Ref
+from jigsawrl.contract.parts import Held
 from jigsawrl.contract.records import Record, SequenceRecord
 from tests.services.rollout_site import CONFIG, PROMPT, Site, placement, rollout_site
 

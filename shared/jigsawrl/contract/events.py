@@ -6,17 +6,25 @@ Who publishes each is said in its docstring; the scheduler is the only reader th
 
 from __future__ import annotations
 
-import msgspec
-
 from jigsawrl.contract.message import (
     Count,
-    FinishReason,
     Ledger,
     Message,
     Ref,
     Role,
-    SubStageKind,
     Worker,
+)
+from jigsawrl.contract.parts import (
+    AppliedShare,
+    GroupFailure,
+    GroupMade,
+    Held,
+    SequenceExport,
+    SequenceFailure,
+    SequenceFinish,
+    SequenceProgress,
+    SequenceReward,
+    SubStage,
 )
 from jigsawrl.contract.spec import Device, PipelineSpec
 
@@ -96,15 +104,6 @@ class WorkerFailed(Event, frozen=True, kw_only=True):
     reason: str
 
 
-class AppliedShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant was to have of its device, and what it has."""
-
-    tenant: str
-    asked: float
-    applied: float
-    """Fraction of the device that it has while all its tenants want to run."""
-
-
 class SharesApplied(Event, frozen=True, kw_only=True):
     """How a device is divided from now on. Answers `SetShares`, and comes without being asked when a
     tenant's process starts or ends."""
@@ -162,13 +161,6 @@ class WorkerRefused(Event, frozen=True, kw_only=True):
     reason: str
 
 
-class Held(msgspec.Struct, frozen=True, order=True):
-    """One sequence that a rollout worker holds."""
-
-    sequence: str
-    epoch: Count
-
-
 class Inventory(Event, frozen=True, kw_only=True):
     """All that a rollout worker holds: at start, on reconnect, and every 10 s.
 
@@ -176,18 +168,6 @@ class Inventory(Event, frozen=True, kw_only=True):
 
     worker: Worker
     held: tuple[Held, ...]
-
-
-class SubStage(msgspec.Struct, frozen=True, kw_only=True):
-    """One span of work of one kind."""
-
-    kind: SubStageKind
-    version: Count
-    started_s: float
-    """Wall clock of the worker, seconds since the epoch; for people and traces only."""
-    duration_s: float
-    num_iterations: Count
-    num_tokens: Count
 
 
 class SubStagesEnded(Event, frozen=True, kw_only=True):
@@ -198,24 +178,6 @@ class SubStagesEnded(Event, frozen=True, kw_only=True):
 
 
 # --- Environment ---------------------------------------------------------------------------------
-
-
-class GroupMade(msgspec.Struct, frozen=True, kw_only=True):
-    """One group's prompt is stored."""
-
-    group: str
-    epoch: Count
-    ref: Ref
-    """A `GroupRecord`."""
-    num_prompt_tokens: Count
-
-
-class GroupFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """One group's prompt could not be made."""
-
-    group: str
-    epoch: Count
-    reason: str
 
 
 class GroupsMade(Event, frozen=True, kw_only=True):
@@ -236,41 +198,11 @@ class SequencesAccepted(Event, frozen=True, kw_only=True):
     accepted: tuple[Held, ...]
 
 
-class SequenceProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a live sequence is; `ref` is a partial `SequenceRecord` to restart from."""
-
-    sequence: str
-    epoch: Count
-    ref: Ref
-    num_tokens: Count
-
-
 class SequencesProgressed(Event, frozen=True, kw_only=True):
     """Every few seconds per worker, for sequences that run long."""
 
     worker: Worker
     progress: tuple[SequenceProgress, ...]
-
-
-class SequenceFinish(msgspec.Struct, frozen=True, kw_only=True):
-    """One completed sequence; `ref` is its whole `SequenceRecord`."""
-
-    sequence: str
-    epoch: Count
-    ref: Ref
-    finish_reason: FinishReason
-    num_tokens: Count
-    """Generated tokens."""
-    min_version: Count
-    max_version: Count
-
-
-class SequenceFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence that can't be generated or scored, with the reason."""
-
-    sequence: str
-    epoch: Count
-    reason: str
 
 
 class SequencesFinished(Event, frozen=True, kw_only=True):
@@ -279,21 +211,6 @@ class SequencesFinished(Event, frozen=True, kw_only=True):
     worker: Worker
     finished: tuple[SequenceFinish, ...]
     failed: tuple[SequenceFailure, ...] = ()
-
-
-class SequenceExport(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence that its owner has stopped and holds no longer."""
-
-    sequence: str
-    epoch: Count
-    ref: Ref | None
-    """A partial `SequenceRecord`; None where this owner made no token: then what it was placed with
-    still holds."""
-    num_tokens: Count
-    """Generated tokens so far, those of earlier owners included."""
-    min_version: Count | None
-    max_version: Count | None
-    """Of those tokens; None where there are none. The next owner must have `max_version`."""
 
 
 class SequencesExported(Event, frozen=True, kw_only=True):
@@ -315,15 +232,6 @@ class WeightsLoaded(Event, frozen=True, kw_only=True):
 
 
 # --- Reward --------------------------------------------------------------------------------------
-
-
-class SequenceReward(msgspec.Struct, frozen=True, kw_only=True):
-    """One score; `ref` is the `RewardRecord`."""
-
-    sequence: str
-    epoch: Count
-    ref: Ref
-    reward: float
 
 
 class SequencesRewarded(Event, frozen=True, kw_only=True):

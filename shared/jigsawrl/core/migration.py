@@ -13,8 +13,9 @@ from __future__ import annotations
 import msgspec
 
 from jigsawrl.contract.commands import MigrateSequences
-from jigsawrl.contract.events import Held, SequenceExport, SequencesExported
+from jigsawrl.contract.events import SequencesExported
 from jigsawrl.contract.message import Worker
+from jigsawrl.contract.parts import Held, SequenceExport
 from jigsawrl.core import ids
 from jigsawrl.core.groups import find, held, queue, reclaim
 from jigsawrl.core.outbox import Outbox

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jigsawrl.contract.events import AppliedShare
+from jigsawrl.contract.parts import AppliedShare
 from jigsawrl.devices.simulated import SimulatedActuator
 from services.node.shares import Report, Shares
 

@@ -216,7 +216,7 @@ def test_stale_samples_are_trained_with_a_correction_only(tmp_path: Path) -> Non
         numbers = [f"mode.max_staleness={eta}"]
         numbers += [] if bound is None else [f"mode.sample_bound={bound}"]
         load_config(path, overrides=["mode.type=async", *numbers])
-    for numbers in (["mode.max_staleness=1"], ["mode.max_staleness=0", "mode.sample_bound=1"]):
+    for numbers in (["mode.max_staleness=1"], ["mode.max_staleness=2", "mode.sample_bound=1"]):
         with pytest.raises(ValueError, match=r"biased without algorithm\.correction"):
             load_config(path, overrides=["mode.type=async", *numbers])
 

@@ -9,6 +9,7 @@ import msgspec
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
+from jigsawrl.contract import parts
 from jigsawrl.contract.message import Ref
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class RolloutTenants:
             part = Part(name, epoch, start, self._world.now_s, process.weights[1])
             process.held[name] = epoch
             process.parts[name] = part
-            accepted.append(e.Held(name, epoch))
+            accepted.append(parts.Held(name, epoch))
             rest_s = (num_tokens_of(name) - start.num_tokens) * TOKEN_S
             self._world.later(rest_s, lambda part=part: self._finish(process, part))
         event = e.SequencesAccepted(**self._head(process, "accepted"), accepted=tuple(accepted))
@@ -125,13 +126,13 @@ class RolloutTenants:
         process.ending.discard((name, epoch))
         if process.held.get(name) == epoch:
             del process.held[name]
-        failed: tuple[e.SequenceFailure, ...] = ()
-        finished: tuple[e.SequenceFinish, ...] = ()
+        failed: tuple[parts.SequenceFailure, ...] = ()
+        finished: tuple[parts.SequenceFinish, ...] = ()
         if self._world.chance(self._world.faults.fail_work):
-            failed = (e.SequenceFailure(sequence=name, epoch=epoch, reason="no"),)
+            failed = (parts.SequenceFailure(sequence=name, epoch=epoch, reason="no"),)
         else:
             made = part.made(self._world.now_s, process.weights[1])
-            finish = e.SequenceFinish(
+            finish = parts.SequenceFinish(
                 sequence=name,
                 epoch=epoch,
                 ref=self._store(made),
@@ -161,9 +162,9 @@ class RolloutTenants:
                 del process.parts[name]
                 exports.append((part, part.made(self._world.now_s, process.weights[1])))
             elif (name, epoch) in process.ending:
-                finished.append(e.Held(name, epoch))
+                finished.append(parts.Held(name, epoch))
             else:
-                not_held.append(e.Held(name, epoch))
+                not_held.append(parts.Held(name, epoch))
 
         def tell() -> None:
             exported = tuple(self._export(process, part, made) for part, made in exports)
@@ -180,10 +181,10 @@ class RolloutTenants:
 
         self._world.later(self._world.random.uniform(0.001, 0.1), tell)
 
-    def _export(self, process: Process, part: Part, made: Made) -> e.SequenceExport:
+    def _export(self, process: Process, part: Part, made: Made) -> parts.SequenceExport:
         num_new = made.num_tokens - part.start.num_tokens
         self._world.num_made[part.sequence] += num_new
-        return e.SequenceExport(
+        return parts.SequenceExport(
             sequence=part.sequence,
             epoch=part.epoch,
             ref=self._store(made) if num_new else None,
@@ -196,7 +197,7 @@ class RolloutTenants:
         """Partial records of what has grown."""
         made = [part.made(self._world.now_s, process.weights[1]) for part in process.parts.values()]
         progress = tuple(
-            e.SequenceProgress(
+            parts.SequenceProgress(
                 sequence=part.sequence,
                 epoch=part.epoch,
                 ref=self._store(now),

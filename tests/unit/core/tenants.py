@@ -7,6 +7,7 @@ from random import Random
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
+from jigsawrl.contract import parts
 from jigsawrl.contract.message import Ledger, Worker
 from tests.unit.core.rollouts import Part, RolloutTenants
 
@@ -97,10 +98,10 @@ class Tenants(RolloutTenants):
         made, failed = [], []
         for order in command.orders:
             if self._world.chance(self._world.faults.fail_work):
-                failed.append(e.GroupFailure(group=order.group, epoch=order.epoch, reason="no"))
+                failed.append(parts.GroupFailure(group=order.group, epoch=order.epoch, reason="no"))
             else:
                 made.append(
-                    e.GroupMade(
+                    parts.GroupMade(
                         group=order.group,
                         epoch=order.epoch,
                         ref=self._world.new_ref(),
@@ -112,7 +113,7 @@ class Tenants(RolloutTenants):
 
     def _on_scoresequences(self, process: Process, command: c.ScoreSequences) -> None:
         rewarded = tuple(
-            e.SequenceReward(
+            parts.SequenceReward(
                 sequence=order.sequence,
                 epoch=order.epoch,
                 ref=self._world.new_ref(),

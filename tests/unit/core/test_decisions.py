@@ -7,6 +7,7 @@ import pytest
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
+from jigsawrl.contract import parts
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.spec import EvaluationSpec
 from jigsawrl.core import ids, invariants
@@ -130,7 +131,7 @@ def test_a_new_boot_frees_what_the_old_one_owned(world: World) -> None:
         pipeline="p",
         worker=process.worker,
         finished=(),
-        failed=(e.SequenceFailure(sequence="p/g0/s0", epoch=1, reason="late"),),
+        failed=(parts.SequenceFailure(sequence="p/g0/s0", epoch=1, reason="late"),),
     )
     before = world.scheduler.state.num_ignored
     world.publish(late)
@@ -143,7 +144,7 @@ def test_a_progress_record_is_where_the_next_owner_goes_on(world: World) -> None
     name, epoch = next(iter(process.held.items()))
     ref = world.new_ref()
     world.records[ref] = Made(name, 1, (0, 0))
-    progress = e.SequenceProgress(sequence=name, epoch=epoch, ref=ref, num_tokens=1)
+    progress = parts.SequenceProgress(sequence=name, epoch=epoch, ref=ref, num_tokens=1)
     world.publish(
         e.SequencesProgressed(id="g", pipeline="p", worker=process.worker, progress=(progress,))
     )
@@ -158,7 +159,7 @@ def test_a_progress_record_is_where_the_next_owner_goes_on(world: World) -> None
 def test_what_a_worker_holds_but_does_not_own_is_dropped(world: World) -> None:
     world.run_until(lambda: len(running(world)) > 3)
     process = world.processes["p.rollout0"]
-    held = (*(e.Held(n, x) for n, x in process.held.items()), e.Held("p/g99/s0", 4))
+    held = (*(parts.Held(n, x) for n, x in process.held.items()), parts.Held("p/g99/s0", 4))
     world.publish(e.Inventory(id="i", pipeline="p", worker=process.worker, held=held))
     world.run_until(lambda: bool(issued(world, c.Drop)))
     assert issued(world, c.Drop)[0].sequences == (("p/g99/s0", 4),)
@@ -170,7 +171,7 @@ def test_a_running_sequence_missing_from_two_inventories_is_placed_again(world: 
     lost = next(iter(process.held))
     del process.held[lost]
     for i in range(2):
-        held = tuple(e.Held(n, x) for n, x in process.held.items())
+        held = tuple(parts.Held(n, x) for n, x in process.held.items())
         world.publish(e.Inventory(id=f"i{i}", pipeline="p", worker=process.worker, held=held))
     world.run()
     again = [p for x in issued(world, c.PlaceSequences) for p in x.placements if p.sequence == lost]
@@ -184,7 +185,9 @@ def test_a_reward_counts_once_and_only_from_whom_it_was_asked(world: World) -> N
     ignored = world.scheduler.state.num_ignored
 
     def say(sequence: str, epoch: int, reward: float, worker: Worker) -> None:
-        entry = e.SequenceReward(sequence=sequence, epoch=epoch, ref=world.new_ref(), reward=reward)
+        entry = parts.SequenceReward(
+            sequence=sequence, epoch=epoch, ref=world.new_ref(), reward=reward
+        )
         world.publish(
             e.SequencesRewarded(
                 id=world.new_id("forged"), pipeline="p", worker=worker, rewarded=(entry,), failed=()
@@ -217,7 +220,7 @@ def test_a_group_below_its_least_size_fails_and_the_next_prompt_takes_its_slot(
     owner = group.sequences[0].owner
     assert owner is not None
     failed = tuple(
-        e.SequenceFailure(sequence=f"p/g{group.number}/s{i}", epoch=1, reason="no")
+        parts.SequenceFailure(sequence=f"p/g{group.number}/s{i}", epoch=1, reason="no")
         for i in range(2)
     )
     world.publish(
@@ -237,7 +240,7 @@ def test_a_group_with_a_token_of_an_older_version_is_stale_and_gives_its_slot_ba
     group = next(iter(pipeline_of(world).groups.values()))
     owner = group.sequences[0].owner
     assert owner is not None
-    old = e.SequenceFinish(
+    old = parts.SequenceFinish(
         sequence=f"p/g{group.number}/s0",
         epoch=1,
         ref=world.new_ref(),

@@ -7,6 +7,7 @@ import pytest
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
+from jigsawrl.contract import parts
 from jigsawrl.contract.message import Worker
 from jigsawrl.core import ids, invariants
 from jigsawrl.core.migration import MIN_STAY_S, Move, merge_tail
@@ -60,7 +61,7 @@ def order(world: World, *, first_group: int = 0) -> str:
     start_s = world.now_s
     world.run_until(lambda: world.now_s > start_s + 0.15)
     name = longest_on(world, SOURCE, first_group=first_group)
-    policy = world.policy
+    policy = world.policies[Once.name]
     assert isinstance(policy, Once)
     policy.orders.append(Move(sequence=name, target=TARGET))
     world.run_until(lambda: bool(issued(world, c.MigrateSequences)))
@@ -108,7 +109,7 @@ def test_a_move_takes_three_messages_and_makes_no_token_twice(world: World) -> N
 
 
 def say(
-    world: World, worker: Worker, *, exported: tuple[e.SequenceExport, ...] = (), **rest: object
+    world: World, worker: Worker, *, exported: tuple[parts.SequenceExport, ...] = (), **rest: object
 ) -> None:
     world.publish(
         e.SequencesExported(
@@ -123,10 +124,10 @@ def test_only_the_owner_answers_for_what_it_was_asked(world: World) -> None:
     asked = sequence_of(world, name)
     ignored, before = world.scheduler.state.num_ignored, (asked.epoch, asked.stage)
 
-    def export(sequence: str, epoch: int) -> tuple[e.SequenceExport, ...]:
+    def export(sequence: str, epoch: int) -> tuple[parts.SequenceExport, ...]:
         ref = world.new_ref()
         return (
-            e.SequenceExport(
+            parts.SequenceExport(
                 sequence=sequence, epoch=epoch, ref=ref, num_tokens=1, min_version=0, max_version=0
             ),
         )
@@ -136,8 +137,8 @@ def test_only_the_owner_answers_for_what_it_was_asked(world: World) -> None:
     say(world, process_of(world, TARGET).worker, exported=export(name, 1))
     say(world, owner, exported=export(name, 0))
     say(world, owner, exported=export(others[0], 1))  # its own, but nobody asked
-    say(world, owner, exported=export("p/g99/s0", 1), not_held=(e.Held("no id", 1),))
-    say(world, owner, finished=(e.Held(others[0], 1),), not_held=(e.Held(others[1], 1),))
+    say(world, owner, exported=export("p/g99/s0", 1), not_held=(parts.Held("no id", 1),))
+    say(world, owner, finished=(parts.Held(others[0], 1),), not_held=(parts.Held(others[1], 1),))
     assert world.scheduler.state.num_ignored == ignored + 8
     assert (asked.epoch, asked.stage) == before
     say(world, owner, exported=export(name, 1))
@@ -149,14 +150,14 @@ def test_only_the_owner_answers_for_what_it_was_asked(world: World) -> None:
 
 def test_a_sequence_that_ended_before_the_order_stays_with_its_owner(world: World) -> None:
     name = order(world)
-    say(world, process_of(world, SOURCE).worker, finished=(e.Held(name, 1),))
+    say(world, process_of(world, SOURCE).worker, finished=(parts.Held(name, 1),))
     assert (sequence_of(world, name).stage, sequence_of(world, name).target) == ("running", None)
     end(world)
 
 
 def test_what_the_source_does_not_hold_restarts_elsewhere(world: World) -> None:
     name = order(world)
-    say(world, process_of(world, SOURCE).worker, not_held=(e.Held(name, 1),))
+    say(world, process_of(world, SOURCE).worker, not_held=(parts.Held(name, 1),))
     world.run_until(lambda: len(placements(world, name)) == 2)
     assert placements(world, name)[1][1].epoch == 2
     end(world)
@@ -173,7 +174,7 @@ def test_a_target_must_have_the_newest_version_in_the_record() -> None:
     name = order(world, first_group=6)  # of a batch that version 1 does not wait for
     ref = world.new_ref()
     world.records[ref] = Made(name, 1, (0, 1))
-    entry = e.SequenceExport(
+    entry = parts.SequenceExport(
         sequence=name, epoch=1, ref=ref, num_tokens=1, min_version=0, max_version=1
     )
     say(world, process_of(world, SOURCE).worker, exported=(entry,))

@@ -11,6 +11,7 @@ import pytest
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
+from jigsawrl.contract import parts
 from jigsawrl.contract.message import Worker
 from jigsawrl.core import invariants, shares
 from jigsawrl.core.outbox import Outbox
@@ -111,7 +112,7 @@ def test_tenants_that_do_not_run_yet_are_told_by_their_start_alone(world: World)
 
 def applied(world: World, *, applied: float = 0.3, **changes: Any) -> e.SharesApplied:
     node = state_of(world).nodes["node"]
-    entry = e.AppliedShare(tenant="p.trainer0", asked=0.5, applied=applied)
+    entry = parts.AppliedShare(tenant="p.trainer0", asked=0.5, applied=applied)
     event = e.SharesApplied(
         id="s",
         node=Worker(id="node", boot=node.boot),
@@ -143,8 +144,8 @@ def test_a_share_that_can_not_be_is_ignored_and_counted(world: World, value: flo
         {"node": Worker(id="node", boot="older")},
         {"node": Worker(id="other", boot="b")},
         {"device": CPU1},
-        {"shares": (e.AppliedShare(tenant="p.nobody", asked=0.5, applied=0.3),)},
-        {"shares": (e.AppliedShare(tenant="q.trainer0", asked=0.5, applied=0.3),)},
+        {"shares": (parts.AppliedShare(tenant="p.nobody", asked=0.5, applied=0.3),)},
+        {"shares": (parts.AppliedShare(tenant="q.trainer0", asked=0.5, applied=0.3),)},
     ],
 )
 def test_only_the_living_boot_is_believed_about_tenants_of_its_devices(
@@ -160,7 +161,7 @@ def test_sub_stages_are_weighed_with_the_share_that_was_applied(world: World) ->
     pipeline = state_of(world).pipelines["p"]
     pipeline.substages = {}
     spans = [
-        e.SubStage(
+        parts.SubStage(
             kind="optimizer",
             version=0,
             started_s=0.0,

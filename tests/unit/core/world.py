@@ -11,6 +11,7 @@ import msgspec
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
+from jigsawrl.contract import parts
 from jigsawrl.contract.message import Ledger, Ref, Worker
 from jigsawrl.contract.spec import Device, EvaluationSpec, PipelineSpec
 from jigsawrl.core import invariants
@@ -268,7 +269,7 @@ class World:
         check_shares(device, shares)
         self._shares[device] = shares
         entries = (
-            e.AppliedShare(tenant=tenant, asked=share, applied=share)
+            parts.AppliedShare(tenant=tenant, asked=share, applied=share)
             for tenant, share in shares.items()
             if tenant in self.processes
         )
@@ -352,7 +353,7 @@ class World:
                     ),
                 )
             else:
-                held = tuple(e.Held(name, epoch) for name, epoch in process.held.items())
+                held = tuple(parts.Held(name, epoch) for name, epoch in process.held.items())
                 self.say(
                     process,
                     e.Inventory(
