@@ -100,6 +100,7 @@ class Evaluation:
                 kind="evaluation",
                 version=command.version,
                 started_s=started_s,
+                ended_s=started_s + duration_s,
                 duration_s=duration_s,
                 num_iterations=1,
                 num_tokens=num_tokens,

@@ -30,12 +30,14 @@ class SubStages:
                 kind=kind,
                 version=version,
                 started_s=started_s,
+                ended_s=started_s,
                 duration_s=0.0,
                 num_iterations=0,
                 num_tokens=0,
             )
         self._spans[kind, version] = msgspec.structs.replace(
             span,
+            ended_s=started_s + duration_s,
             duration_s=span.duration_s + duration_s,
             num_iterations=span.num_iterations + 1,
             num_tokens=span.num_tokens + num_tokens,

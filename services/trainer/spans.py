@@ -25,12 +25,14 @@ class Spans:
         started_s = time.time()
         start = time.monotonic()
         yield
+        duration_s = time.monotonic() - start
         self._ended.append(
             SubStage(
                 kind=kind,
                 version=version,
                 started_s=started_s,
-                duration_s=time.monotonic() - start,
+                ended_s=started_s + duration_s,
+                duration_s=duration_s,
                 num_iterations=num_iterations,
                 num_tokens=num_tokens,
             )

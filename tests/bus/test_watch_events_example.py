@@ -28,6 +28,7 @@ async def test_the_example_prints_sub_stages_as_text(own_server: EmbeddedServer)
                 kind="bulk_decode",
                 version=3,
                 started_s=0.0,
+                ended_s=0.25,
                 duration_s=0.25,
                 num_iterations=8,
                 num_tokens=512,

@@ -61,6 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--to", type=Path, required=True, metavar="DIR", help="must not exist")
     export.add_argument("--version", type=int, help="default: the newest checkpoint")
 
+    trace = commands.add_parser("trace", help="write a run as a picture that Perfetto opens")
+    trace.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    trace.add_argument("--to", type=Path, metavar="FILE", help="default: RUN/trace.json")
+
     bench = commands.add_parser("bench", help="measure a part of the system")
     bench.add_argument(
         "subject",
@@ -160,6 +164,20 @@ def _export(arguments: argparse.Namespace) -> int:
     )
 
 
+def _trace(arguments: argparse.Namespace) -> int:
+    require_programs("services")
+    from jigsawrl.cli.run_folder import read_run
+
+    read_run(arguments.run)
+    target = arguments.to or arguments.run / "trace.json"
+    status = start_program(
+        "services.scheduler.trace", str(arguments.run / "scheduler"), "--to", str(target)
+    )
+    if status == 0:
+        print(f"wrote {target}: open it at https://ui.perfetto.dev")
+    return status
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     require_programs("loadgen")
     return start_program(
@@ -181,7 +199,13 @@ def start_program(module: str, *arguments: str) -> int:
     return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
 
 
-_COMMANDS = {"run": _run, "check": _check, "export": _export, "bench": _bench}
+_COMMANDS = {
+    "run": _run,
+    "check": _check,
+    "export": _export,
+    "trace": _trace,
+    "bench": _bench,
+}
 
 
 if __name__ == "__main__":

@@ -30,7 +30,10 @@ class SubStage(msgspec.Struct, frozen=True, kw_only=True):
     version: Count
     started_s: float
     """Wall clock of the worker, seconds since the epoch; for people and traces only."""
+    ended_s: float
+    """End of its last iteration, on the same clock."""
     duration_s: float
+    """Of the iterations together: less than from start to end where other work came between."""
     num_iterations: Count
     num_tokens: Count
 

@@ -165,6 +165,7 @@ def test_sub_stages_are_weighed_with_the_share_that_was_applied(world: World) ->
             kind="optimizer",
             version=0,
             started_s=0.0,
+            ended_s=0.25,
             duration_s=duration_s,
             num_iterations=1,
             num_tokens=0,
