@@ -65,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     trace.add_argument("--to", type=Path, metavar="FILE", help="default: RUN/trace.json")
 
+    profile = commands.add_parser("profile", help="measure what sub-stages cost on this machine")
+    profile.add_argument("pipeline", type=Path, metavar="PIPELINE.toml", help="whose model is run")
+    profile.add_argument("--to", type=Path, required=True, metavar="FILE", help="a JSON file")
+
     bench = commands.add_parser("bench", help="measure a part of the system")
     bench.add_argument(
         "subject",
@@ -178,6 +182,11 @@ def _trace(arguments: argparse.Namespace) -> int:
     return status
 
 
+def _profile(arguments: argparse.Namespace) -> int:
+    require_programs("loadgen")
+    return start_program("loadgen.profile", str(arguments.pipeline), "--to", str(arguments.to))
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     require_programs("loadgen")
     return start_program(
@@ -204,6 +213,7 @@ _COMMANDS = {
     "check": _check,
     "export": _export,
     "trace": _trace,
+    "profile": _profile,
     "bench": _bench,
 }
 

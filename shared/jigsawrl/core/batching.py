@@ -13,7 +13,7 @@ from itertools import islice
 from jigsawrl.contract.commands import BatchCut, TrainedGroup, TrainedSequence
 from jigsawrl.contract.events import SubStagesEnded
 from jigsawrl.contract.message import Ref
-from jigsawrl.core import ids
+from jigsawrl.core import ids, observing
 from jigsawrl.core.admission import drop_stale
 from jigsawrl.core.filtering import trains_smaller
 from jigsawrl.core.ledger import ledger_after
@@ -29,6 +29,7 @@ def measure(state: State, pipeline: Pipeline, event: SubStagesEnded) -> None:
     if tenant is None:
         state.num_ignored += 1
         return
+    observing.reported(state, pipeline, tenant, event)
     share = 1.0 if tenant.applied_share is None else tenant.applied_share
     for span in event.spans:
         if not 0 <= span.duration_s < math.inf:

@@ -13,7 +13,7 @@ import math
 from jigsawrl.contract.commands import PublishWeights
 from jigsawrl.contract.events import CheckpointCommitted, VersionPublished
 from jigsawrl.contract.message import Ledger
-from jigsawrl.core import evaluation, pipelines
+from jigsawrl.core import evaluation, observing, pipelines
 from jigsawrl.core.groups import end, revive
 from jigsawrl.core.ledger import begin_after
 from jigsawrl.core.outbox import Outbox
@@ -82,6 +82,7 @@ def roll_back(pipeline: Pipeline, version: int) -> None:
     pipeline.placed_since_s = None
     pipeline.stage = "running"
     evaluation.void(pipeline, version)
+    observing.rolled_back(pipeline, version=version)
 
 
 def published(state: State, pipeline: Pipeline, event: VersionPublished) -> None:
@@ -103,6 +104,7 @@ def published(state: State, pipeline: Pipeline, event: VersionPublished) -> None
     if again:
         return
     pipeline.version = event.version
+    observing.step_ended(pipeline, version=event.version)
     if batch is not None:
         _train(pipeline, batch, event.num_trained_tokens)
     if event.metrics:

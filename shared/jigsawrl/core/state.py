@@ -17,6 +17,8 @@ from jigsawrl.contract.requests import EvaluationResult
 from jigsawrl.contract.spec import Device, PipelineSpec
 from jigsawrl.core.clock import StreamClock
 from jigsawrl.core.ids import IdRanges
+from jigsawrl.core.outlook import Outlooks
+from jigsawrl.core.work_history import WorkHistory
 
 SequenceStage = Literal[
     "waiting", "placed", "running", "moving", "finished", "scoring", "scored", "failed"
@@ -239,6 +241,11 @@ class Pipeline(msgspec.Struct):
     data_sequence: int = 0
     """Highest data-stream sequence seen in a reference."""
 
+    # Prediction
+    work: WorkHistory = msgspec.field(default_factory=WorkHistory)
+    errors: list[tuple[float, float]] = []
+    """(predicted, observed) full-speed seconds of the sub-stages that ended last."""
+
     # Migration
     num_migrations: int = 0
     num_migrated_tokens: int = 0
@@ -321,6 +328,9 @@ class Pipeline(msgspec.Struct):
 
 class State(msgspec.Struct):
     """Everything."""
+
+    outlooks: Outlooks = msgspec.field(default_factory=Outlooks)
+    """What the policy `jigsaw` decided last."""
 
     clock: StreamClock = msgspec.field(default_factory=StreamClock)
     sequence: int = 0

@@ -10,7 +10,7 @@ import msgspec
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.contract import parts
-from jigsawrl.contract.message import Ref
+from jigsawrl.contract.message import Ref, SubStageKind
 
 if TYPE_CHECKING:
     from tests.unit.core.tenants import Process
@@ -146,6 +146,27 @@ class RolloutTenants:
             **self._head(process, "finished"), finished=finished, failed=failed
         )
         self._world.say(process, event)
+        kinds = ("prefill", "bulk_decode") if len(process.held) > 8 else ("tail_decode",)
+        self._worked(process, *kinds, version=process.weights[1], num_tokens=20)
+
+    def _worked(
+        self, process: Process, *kinds: SubStageKind, version: int, num_tokens: int
+    ) -> None:
+        """Tell of 50 ms of each kind."""
+        now_s = self._world.now_s
+        spans = tuple(
+            parts.SubStage(
+                kind=kind,
+                version=max(version, 0),
+                started_s=now_s - 0.05,
+                ended_s=now_s,
+                duration_s=0.05,
+                num_iterations=5,
+                num_tokens=num_tokens,
+            )
+            for kind in kinds
+        )
+        self._world.say(process, e.SubStagesEnded(**self._head(process, "spans"), spans=spans))
 
     def _on_drop(self, process: Process, command: c.Drop) -> None:
         for name, epoch in command.sequences:

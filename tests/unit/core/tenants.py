@@ -169,6 +169,9 @@ class Tenants(RolloutTenants):
         self._world.later(0.5, lambda: process.alive and train())
 
     def _train(self, process: Process, command: c.BatchCut) -> None:
+        self._worked(
+            process, "forward_backward", "optimizer", version=process.version, num_tokens=100
+        )
         if process.rank > 0:
             return
         for rank in self._gang(process):

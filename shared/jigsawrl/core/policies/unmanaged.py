@@ -19,13 +19,18 @@ class Unmanaged(Policy):
 
     def starts(self, state: State) -> list[Start]:
         """All that devices exist for."""
-        occupancy = Occupancy(p for p in state.pipelines.values() if p.live)
-        starts = []
-        for pipeline in state.pipelines.values():
-            if pipeline.stage == "queued":
-                apart = pipeline.spec.pipeline_depth > 1
-                devices = devices_for(pipeline, state)
-                places = place(pipeline, devices, occupancy, apart=apart)
-                if places is not None:
-                    starts.append(Start(pipeline=pipeline.name, places=places))
-        return starts
+        return start_all(state)
+
+
+def start_all(state: State) -> list[Start]:
+    """Every queued pipeline for which there are devices, spread over them."""
+    occupancy = Occupancy(p for p in state.pipelines.values() if p.live)
+    starts = []
+    for pipeline in state.pipelines.values():
+        if pipeline.stage == "queued":
+            apart = pipeline.spec.pipeline_depth > 1
+            devices = devices_for(pipeline, state)
+            places = place(pipeline, devices, occupancy, apart=apart)
+            if places is not None:
+                starts.append(Start(pipeline=pipeline.name, places=places))
+    return starts

@@ -1,0 +1,70 @@
+"""Sub-stage events into the history that predictions are made from."""
+
+from __future__ import annotations
+
+from jigsawrl.contract.events import SubStagesEnded
+from jigsawrl.core import phases
+from jigsawrl.core.slowdown import CPU_SLOT, Running, SlowdownTable
+from jigsawrl.core.state import Pipeline, State, Tenant
+from jigsawrl.core.work_history import Observation, close, observe, reopen
+
+TABLE = SlowdownTable(CPU_SLOT)
+"""Until profiles are read: one core divided in time."""
+
+LATE_STEPS = 2
+"""A step is averaged when so many later ones have ended: its last spans are reported half a second
+late, and a step without them would look short."""
+
+MAX_ERRORS = 256
+
+
+def reported(state: State, pipeline: Pipeline, tenant: Tenant, event: SubStagesEnded) -> None:
+    """Spans of a living boot, brought to full speed by the share it had beside its neighbour."""
+    share, beside = _division(state, tenant)
+    for span in event.spans:
+        observation = Observation(
+            pipeline=pipeline.name,
+            version=phases.step_of(pipeline, version=span.version, kind=span.kind),
+            tenant=tenant.id,
+            device=tenant.device,
+            kind=span.kind,
+            duration_s=span.duration_s,
+            num_iterations=span.num_iterations,
+            num_tokens=span.num_tokens,
+            share=share,
+            beside=beside,
+        )
+        observe(pipeline.work, observation, table=TABLE)
+
+
+def step_ended(pipeline: Pipeline, *, version: int) -> None:
+    """`version` is published."""
+    compared = close(pipeline.work, version=version - LATE_STEPS)
+    pipeline.errors += [(one.predicted_s, one.observed_s) for one in compared]
+    del pipeline.errors[:-MAX_ERRORS]
+
+
+def rolled_back(pipeline: Pipeline, *, version: int) -> None:
+    """To this version."""
+    reopen(pipeline.work, version=version)
+
+
+def _division(state: State, tenant: Tenant) -> tuple[float, Running | None]:
+    """The tenant's part of its device among those that work, and the strongest of the others. Shares
+    are weights of a work-conserving division: who is alone has all of it."""
+    others: list[tuple[float, Running]] = []
+    for pipeline in state.pipelines.values():
+        if not pipeline.active or tenant.device is None:
+            continue
+        for name, kind in phases.current_kinds(pipeline).items():
+            other = pipeline.tenants.get(name)
+            if other is None or other.id == tenant.id or other.device != tenant.device:
+                continue
+            weight = other.applied_share or 0.0
+            others.append((weight, (kind, weight)))
+    own = tenant.applied_share or 0.0
+    total = own + sum(weight for weight, _ in others)
+    if not others or total <= 0:
+        return 1.0, None
+    weight, (kind, _) = max(others, key=lambda other: other[0])
+    return own / total, (kind, weight / total)

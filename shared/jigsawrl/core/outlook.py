@@ -1,0 +1,40 @@
+"""What the policy `jigsaw` remembers between decisions: part of the state, so that replays agree."""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_DECISIONS = 64
+"""Kept for people; older ones are in the recorded events."""
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """One look-ahead decision."""
+
+    now_s: float
+    """Stream time."""
+    shares: dict[str, float]
+    """By node id; 0 = held."""
+    moves: dict[str, str]
+    """Node id -> device."""
+    makespan_s: float
+    """Predicted for the steps looked at."""
+    default_makespan_s: float
+    """The same without look-ahead."""
+    num_expanded: int
+
+
+class Outlooks(msgspec.Struct):
+    """Of the whole cluster."""
+
+    signature: str = ""
+    """Of the situation that was decided on last; the same one is not decided on again."""
+    next_s: float = 0.0
+    """Stream time before which nothing is decided: searching costs time."""
+    wanted: dict[str, dict[str, float]] = {}
+    """Device -> tenant -> share."""
+    merges: dict[str, dict[str, str]] = {}
+    """By pipeline: rollout worker -> the one that takes over all that it generates."""
+    held_since_s: dict[str, float] = {}
+    """By node id: stream time since which a ready node has had no share."""
+    decisions: list[Decided] = []

@@ -1,0 +1,198 @@
+"""`jigsaw`: all pipelines at once; shares, holds and merges by look-ahead on the Sub-Stage Graph.
+
+Source: JigsawRL (arXiv 2604.23838), sub-stage multiplexing, merging and look-ahead scheduling; the
+deviations are those of `graph`, `play` and `lookahead`. Before any history: equal shares, no holds.
+
+A situation is decided on once: when what some tenant does changes, or a hold has lasted. Then the next
+steps of all pipelines that meet on a device are predicted, joined into one graph, and searched.
+"""
+
+from __future__ import annotations
+
+from jigsawrl.core import ids, phases
+from jigsawrl.core.graph import DeviceBudget, Graph, Node, around
+from jigsawrl.core.lookahead import Decision, Limits, Terms, look_ahead
+from jigsawrl.core.migration import MIN_STAY_S, Move
+from jigsawrl.core.observing import TABLE
+from jigsawrl.core.outlook import MAX_DECISIONS, Decided
+from jigsawrl.core.play import Position
+from jigsawrl.core.policies.base import Policy, Start
+from jigsawrl.core.policies.unmanaged import start_all
+from jigsawrl.core.prediction import Outlook, predict
+from jigsawrl.core.shares import Wanted, equal
+from jigsawrl.core.state import Pipeline, State
+
+MAX_HOLD_S = 2.0
+"""A ready sub-stage waits for others no longer than this in all: about a step of a small model."""
+
+MOVE_S = 0.05
+"""Full-speed seconds of prefill that a merge costs: `jigsaw bench migration` prints 0.04 for one
+sequence of 378 tokens and 0.24 for eight, on a slot."""
+
+IDLE_SHARE = 0.05
+"""Of a tenant of which nothing is predicted, so that no one starves."""
+
+EXPANDED_S = 50e-6
+"""Stream time that a decision waits per node that the last one expanded."""
+
+
+class Jigsaw(Policy):
+    """Multiplexes."""
+
+    name = "jigsaw"
+    every_tick = True
+
+    def starts(self, state: State) -> list[Start]:
+        """Every queued pipeline, as far as there are devices."""
+        return start_all(state)
+
+    def shares(self, state: State) -> Wanted:
+        """By the last decision; equal where nothing is predicted."""
+        _refresh(state)
+        return equal(state) | _still_there(state)
+
+    def moves(self, state: State, pipeline: Pipeline) -> list[Move]:
+        """All that a worker generates, where its tail merges with another's."""
+        merges = state.outlooks.merges.get(pipeline.name, {})
+        moves = []
+        for group in pipeline.groups.values() if merges else ():
+            for sequence in group.sequences:
+                if sequence.stage != "running" or sequence.owner is None:
+                    continue
+                target = merges.get(sequence.owner.id)
+                stayed_s = state.clock.now_s - sequence.moved_s
+                if target is not None and (not sequence.num_moves or stayed_s >= MIN_STAY_S):
+                    name = ids.sequence_id(pipeline.name, group.number, sequence.index)
+                    moves.append(Move(sequence=name, target=target))
+        return moves
+
+
+def _refresh(state: State) -> None:
+    """Decide, where the situation is a new one."""
+    memory, now_s = state.outlooks, state.clock.now_s
+    signature = _signature(state)
+    if signature == memory.signature or now_s < memory.next_s:
+        return
+    memory.signature = signature
+    memory.wanted, memory.merges = {}, {}
+    nodes = [node for p in state.pipelines.values() if p.active for node in _predicted(p)]
+    budgets = [DeviceBudget(id=d.id) for n in state.nodes.values() if n.up for d in n.devices]
+    known = {budget.id for budget in budgets}
+    nodes = [node for node in nodes if node.device is None or node.device in known]
+    if not nodes:
+        return
+    touched = {node.device for node in nodes if node.device is not None}
+    graph = Graph(around(nodes, devices=touched), devices=budgets)
+    ready = {node.id: node for node in graph.ready(())}
+    memory.held_since_s = {i: s for i, s in memory.held_since_s.items() if i in ready}
+    position = Position(
+        graph,
+        TABLE,
+        max_hold_s=MAX_HOLD_S,
+        held_s={i: now_s - since_s for i, since_s in memory.held_since_s.items()},
+    )
+    terms = {name: Terms() for name in graph.pipelines}
+    decision = look_ahead(position, terms=terms, limits=Limits(), touched=touched)
+    _remember(state, decision, ready)
+
+
+def _signature(state: State) -> str:
+    """What every tenant does, in which step."""
+    parts = []
+    for pipeline in state.pipelines.values():
+        if pipeline.active:
+            kinds = sorted(phases.current_kinds(pipeline).items())
+            parts.append(f"{pipeline.name} {pipeline.version} {pipeline.work.num_steps} {kinds}")
+    overdue = sum(
+        state.clock.now_s - since_s >= MAX_HOLD_S
+        for since_s in state.outlooks.held_since_s.values()
+    )
+    return f"{parts} {overdue}"
+
+
+def _predicted(pipeline: Pipeline) -> tuple[Node, ...]:
+    if pipeline.version is None:
+        return ()
+    return predict(
+        pipeline.work,
+        Outlook(
+            pipeline=pipeline.name,
+            version=pipeline.version,
+            max_staleness=pipeline.spec.max_staleness,
+            last_version=pipeline.spec.num_steps,
+            ended=phases.ended(pipeline),
+            move_s=None if pipeline.spec.max_staleness else MOVE_S,
+        ),
+    )
+
+
+def _remember(state: State, decision: Decision, ready: dict[str, Node]) -> None:
+    memory, now_s = state.outlooks, state.clock.now_s
+    for id, share in decision.shares.items():
+        if share > 0:
+            memory.held_since_s.pop(id, None)
+        else:
+            memory.held_since_s.setdefault(id, now_s)
+    memory.next_s = now_s + decision.num_expanded * EXPANDED_S
+    memory.decisions.append(
+        Decided(
+            now_s=now_s,
+            shares=decision.shares,
+            moves=decision.moves,
+            makespan_s=decision.makespan_s,
+            default_makespan_s=decision.default_makespan_s,
+            num_expanded=decision.num_expanded,
+        )
+    )
+    del memory.decisions[:-MAX_DECISIONS]
+    memory.wanted = _divided(state, decision, ready)
+    memory.merges = _merged(state, decision, ready)
+
+
+def _divided(state: State, decision: Decision, ready: dict[str, Node]) -> Wanted:
+    """Shares of tenants: what their ready nodes got, and a little for those that have none."""
+    by_tenant: dict[str, float] = {}
+    for id, share in decision.shares.items():
+        if id in ready and id not in decision.moves:
+            tenant = _tenant(id)
+            by_tenant[tenant] = max(by_tenant.get(tenant, 0.0), share)
+    wanted: Wanted = {}
+    for device, tenants in equal(state).items():
+        decided = {name: by_tenant[name] for name in tenants if name in by_tenant}
+        if not any(decided.values()):
+            continue
+        idle = [name for name in tenants if name not in decided]
+        scale = (1 - IDLE_SHARE * len(idle)) / max(1.0, sum(decided.values()))
+        if scale <= 0:
+            continue
+        shares = {name: share * scale for name, share in decided.items()}
+        wanted[device] = shares | dict.fromkeys(idle, IDLE_SHARE)
+    return wanted
+
+
+def _merged(state: State, decision: Decision, ready: dict[str, Node]) -> dict[str, dict[str, str]]:
+    merges: dict[str, dict[str, str]] = {}
+    for id, device in decision.moves.items():
+        if id not in ready:
+            continue
+        pipeline = state.pipelines[ready[id].pipeline]
+        targets = [t for t in pipeline.usable("rollout") if t.device == device]
+        if targets and targets[0].id != _tenant(id):
+            merges.setdefault(pipeline.name, {})[_tenant(id)] = targets[0].id
+    return merges
+
+
+def _still_there(state: State) -> Wanted:
+    """The decided division of devices that still have the same tenants."""
+    now = equal(state)
+    wanted = state.outlooks.wanted
+    return {
+        device: shares
+        for device, shares in wanted.items()
+        if device in now and shares.keys() == now[device].keys()
+    }
+
+
+def _tenant(node: str) -> str:
+    """Of a node's id, ``<pipeline>/v<version>/<tenant>/<kind>``."""
+    return node.split("/")[2]

@@ -1,0 +1,90 @@
+"""The policy `jigsaw`: it decides, and whatever it decides, nothing is lost and a replay agrees."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jigsawrl.contract import commands as c
+from jigsawrl.core import invariants
+from jigsawrl.core.status import pipeline_status
+from jigsawrl.core.work_history import median_error
+from tests.unit.core.test_world import check_history, check_replay
+from tests.unit.core.world import Faults, World, asynchronous, spec
+
+
+def issued(world: World, kind: type[c.Command]) -> list[c.Command]:
+    return [command for batch in world.issued for command in batch if isinstance(command, kind)]
+
+
+def test_before_any_history_shares_are_equal_and_nothing_is_held() -> None:
+    world = World(seed=0, faults=Faults(), pipelines=[spec("a"), spec("b")], policy="jigsaw")
+    world.run_until(lambda: all(p.version == 0 for p in world.scheduler.state.pipelines.values()))
+    assert world.scheduler.state.outlooks.decisions == []
+    tenants = [t for p in world.scheduler.state.pipelines.values() for t in p.tenants.values()]
+    on_core = [t.share for t in tenants if t.device == "node/cpu0"]
+    assert len(set(on_core)) == 1
+
+
+def test_with_history_it_decides_sets_shares_and_predicts() -> None:
+    pipelines = [spec(name, num_steps=12, evaluation=None) for name in ("a", "b", "c")]
+    world = World(seed=1, faults=Faults(), pipelines=pipelines, policy="jigsaw")
+    world.run()
+    state = world.scheduler.state
+    assert [p.stage for p in state.pipelines.values()] == ["finished"] * 3
+    assert len(state.outlooks.decisions) > 20
+    predicted = sum(one.makespan_s for one in state.outlooks.decisions)
+    default = sum(one.default_makespan_s for one in state.outlooks.decisions)
+    assert predicted <= 1.01 * default, "a little makespan may be given for earlier ends"
+    unequal = [
+        command
+        for command in issued(world, c.SetShares)
+        if isinstance(command, c.SetShares) and len({share for _, share in command.shares}) > 1
+    ]
+    assert unequal
+    for pipeline in state.pipelines.values():
+        error = median_error(pipeline.errors)
+        assert error is not None
+    check_history(world)
+    check_replay(world)
+    invariants.check(state)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1 << 32),
+    num_pipelines=st.integers(1, 3),
+    max_staleness=st.integers(0, 2),
+    kill=st.sampled_from([0.0, 0.03]),
+    lose=st.sampled_from([0.0, 0.1]),
+    restart=st.sampled_from([0.0, 0.01]),
+)
+def test_a_hostile_world_keeps_conservation_and_replays_under_look_ahead(
+    seed: int, num_pipelines: int, max_staleness: int, kill: float, lose: float, restart: float
+) -> None:
+    faults = Faults(kill_per_s=kill, lose=lose, node_restart_per_s=restart)
+    first = asynchronous(max_staleness, name="p0", num_steps=5)
+    others = [spec(f"p{i}", num_steps=5) for i in range(1, num_pipelines)]
+    world = World(seed=seed, faults=faults, pipelines=[first, *others], policy="jigsaw")
+    world.run()
+    for pipeline in world.scheduler.state.pipelines.values():
+        status = pipeline_status(world.scheduler.state, pipeline)
+        assert status.state == "finished", status.failure
+        assert status.groups.trained == 15
+    check_history(world)
+    check_replay(world)
+    invariants.check(world.scheduler.state)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tails_are_merged_and_no_token_is_made_twice(seed: int) -> None:
+    pipelines = [spec(name, num_steps=15, evaluation=None) for name in ("a", "b")]
+    world = World(seed=seed, faults=Faults(), pipelines=pipelines, policy="jigsaw")
+    world.run()
+    statuses = [
+        pipeline_status(world.scheduler.state, p) for p in world.scheduler.state.pipelines.values()
+    ]
+    assert sum(status.num_migrations for status in statuses) > 0
+    assert all(status.num_tokens_again == 0 for status in statuses)
+    invariants.check(world.scheduler.state)
