@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.integration.live_run import ROLES, LiveRun, assert_each_has_one_fate, conserved
-from tests.integration.test_exactness import fingerprint, start
+from tests.integration.test_exactness import fingerprint, learned, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -75,7 +75,7 @@ def assert_ended_well(live: LiveRun, story: object) -> None:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Mode sync, one worker, nothing killed."""
     with start(tmp_path_factory.mktemp("undisturbed"), STEPS) as live:
-        return fingerprint(live, num_steps=NUM_STEPS)
+        return learned(fingerprint(live, num_steps=NUM_STEPS))
 
 
 def test_in_sync_the_weights_are_those_of_an_undisturbed_run(
