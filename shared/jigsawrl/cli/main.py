@@ -61,6 +61,14 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--to", type=Path, required=True, metavar="DIR", help="must not exist")
     export.add_argument("--version", type=int, help="default: the newest checkpoint")
 
+    why = commands.add_parser("why", help="what each worker of a run does, and why")
+    why.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    why.add_argument("pipeline", nargs="?", metavar="PIPELINE", help="default: all")
+
+    graph = commands.add_parser("graph", help="the predicted next steps of a run's pipelines")
+    graph.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    graph.add_argument("--html", type=Path, metavar="FILE", help="also as a picture")
+
     trace = commands.add_parser("trace", help="write a run as a picture that Perfetto opens")
     trace.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     trace.add_argument("--to", type=Path, metavar="FILE", help="default: RUN/trace.json")
@@ -168,15 +176,28 @@ def _export(arguments: argparse.Namespace) -> int:
     )
 
 
-def _trace(arguments: argparse.Namespace) -> int:
+def _look_back(program: str, run: Path, *options: str) -> int:
+    """Run a program on what a run's scheduler recorded."""
     require_programs("services")
     from jigsawrl.cli.run_folder import read_run
 
-    read_run(arguments.run)
+    read_run(run)
+    return start_program(f"services.scheduler.{program}", str(run / "scheduler"), *options)
+
+
+def _why(arguments: argparse.Namespace) -> int:
+    options = [] if arguments.pipeline is None else [arguments.pipeline]
+    return _look_back("why", arguments.run, *options)
+
+
+def _graph(arguments: argparse.Namespace) -> int:
+    options = [] if arguments.html is None else ["--html", str(arguments.html)]
+    return _look_back("graph", arguments.run, *options)
+
+
+def _trace(arguments: argparse.Namespace) -> int:
     target = arguments.to or arguments.run / "trace.json"
-    status = start_program(
-        "services.scheduler.trace", str(arguments.run / "scheduler"), "--to", str(target)
-    )
+    status = _look_back("trace", arguments.run, "--to", str(target))
     if status == 0:
         print(f"wrote {target}: open it at https://ui.perfetto.dev")
     return status
@@ -212,6 +233,8 @@ _COMMANDS = {
     "run": _run,
     "check": _check,
     "export": _export,
+    "why": _why,
+    "graph": _graph,
     "trace": _trace,
     "profile": _profile,
     "bench": _bench,
