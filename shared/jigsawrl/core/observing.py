@@ -19,12 +19,18 @@ MAX_ERRORS = 256
 
 
 def reported(state: State, pipeline: Pipeline, tenant: Tenant, event: SubStagesEnded) -> None:
-    """Spans of a living boot, brought to full speed by the share it had beside its neighbour."""
+    """Spans of a living boot, brought to full speed by the share it had beside its neighbour. Of steps
+    that are averaged already, or can't have begun, nothing is believed."""
     share, beside = _division(state, tenant)
+    newest = pipeline.base_version if pipeline.version is None else pipeline.version
+    possible = range(newest - LATE_STEPS + 1, newest + pipeline.spec.pipeline_depth + 1)
     for span in event.spans:
+        step = phases.step_of(pipeline, version=span.version, kind=span.kind)
+        if step not in possible:
+            continue
         observation = Observation(
             pipeline=pipeline.name,
-            version=phases.step_of(pipeline, version=span.version, kind=span.kind),
+            version=step,
             tenant=tenant.id,
             device=tenant.device,
             kind=span.kind,

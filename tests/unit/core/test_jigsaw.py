@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jigsawrl.contract import commands as c
+from jigsawrl.contract.events import SubStagesEnded
+from jigsawrl.contract.parts import SubStage
 from jigsawrl.core import invariants
 from jigsawrl.core.status import pipeline_status
 from jigsawrl.core.work_history import median_error
@@ -87,4 +89,26 @@ def test_tails_are_merged_and_no_token_is_made_twice(seed: int) -> None:
     ]
     assert sum(status.num_migrations for status in statuses) > 0
     assert all(status.num_tokens_again == 0 for status in statuses)
+    invariants.check(world.scheduler.state)
+
+
+def test_work_of_steps_that_can_not_be_under_way_is_not_believed() -> None:
+    world = World(seed=1, faults=Faults(), pipelines=[spec(num_steps=12)], policy="jigsaw")
+    world.run_until(lambda: world.scheduler.state.pipelines["p"].version == 6)
+    pipeline = world.scheduler.state.pipelines["p"]
+    before = pipeline.work.tenants["p.trainer0"].costs["forward_backward"].open.copy()
+    for version in (0, 4, 8, 1 << 50):
+        span = SubStage(
+            kind="forward_backward",
+            version=version,
+            started_s=0.0,
+            ended_s=9.0,
+            duration_s=9.0,
+            num_iterations=1,
+            num_tokens=1,
+        )
+        worker = pipeline.tenants["p.trainer0"].worker
+        world.publish(SubStagesEnded(id=f"x{version}", pipeline="p", worker=worker, spans=(span,)))
+    assert pipeline.work.tenants["p.trainer0"].costs["forward_backward"].open == before
+    world.run()
     invariants.check(world.scheduler.state)
