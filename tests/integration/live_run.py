@@ -76,12 +76,13 @@ class LiveRun:
         folder: Path,
         *overrides: str,
         pipeline: str = PIPELINE,
+        others: Sequence[str] = (),
         policy: str | None = None,
         resume: bool = False,
     ) -> None:
-        """With `resume` it goes on with the run that an earlier one left in `folder`."""
+        """`others` are pipelines that run beside it. With `resume` it goes on with the run that an
+        earlier one left in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "pipeline.toml"
         self.run_folder = folder / "runs" / "run"
         self.folder = self.run_folder / "tiny"
         """Of the pipeline, where it is called so."""
@@ -90,8 +91,11 @@ class LiveRun:
         if resume:
             command += ["--resume", str(self.run_folder)]
         else:
-            path.write_text(pipeline)
-            command += [str(path), "--runs-folder", str(folder / "runs"), "--name", "run"]
+            for number, text in enumerate((pipeline, *others)):
+                path = folder / f"pipeline{number}.toml"
+                path.write_text(text)
+                command.append(str(path))
+            command += ["--runs-folder", str(folder / "runs"), "--name", "run"]
         for override in overrides:
             command += ["--set", override]
         if policy is not None:

@@ -41,7 +41,11 @@ def fingerprint(live: LiveRun, *, num_steps: int = NUM_STEPS) -> dict[str, Any]:
     """All that a run computed: tokens, log-probs, versions and rewards in the order of training,
     losses, and the last weights. Ids of groups are left out: a rollback gives prompts new ones."""
     assert live.wait() == 0, live.story()
-    folder = live.folder
+    return fingerprint_of(live.folder, num_steps=num_steps)
+
+
+def fingerprint_of(folder: Path, *, num_steps: int) -> dict[str, Any]:
+    """The same, of a pipeline's folder."""
     samples = {}
     for version in range(1, num_steps + 1):
         rows = [json.loads(r) for r in lines_of(folder / f"trajectories/v{version}.jsonl")]
