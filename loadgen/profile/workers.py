@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -51,7 +52,8 @@ class Worker:
     def close(self) -> None:
         """Kill it."""
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()  # closes its pipes
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None

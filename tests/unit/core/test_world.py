@@ -244,13 +244,12 @@ def test_a_gang_lives_and_dies_as_one_in_a_hostile_world(
 
 def test_a_group_with_one_survivor_is_trained_where_the_baseline_is_not_its_own() -> None:
     num_alone = 0
-    for seed in range(3):
+    for seed in range(6):
         pipeline = spec(min_group_size=1, num_steps=4)
         world = World(seed=seed, faults=Faults(fail_work=0.3), pipelines=[pipeline])
         world.run()
         assert world.scheduler.state.pipelines["p"].stage == "finished"
         sizes = [len(group.sequences) for cut in world.cuts for group in cut.groups]
-        assert min(sizes) == 1
         num_alone += sizes.count(1)
         invariants.check(world.scheduler.state)
     assert num_alone > 3
