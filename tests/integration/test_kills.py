@@ -91,7 +91,8 @@ def test_in_sync_the_weights_are_those_of_an_undisturbed_run(
 
 @contextmanager
 def standby(live: LiveRun, folder: Path) -> Iterator[Path]:
-    """A second scheduler; the path of its log."""
+    """A second scheduler, which comes too late to lead; the path of its log."""
+    live.until(lambda: live.num_steps_done() >= 1)
     command = [sys.executable, "-m", "services.scheduler", "--url", live.url()]
     log = folder / "standby.log"
     with log.open("wb") as file:
