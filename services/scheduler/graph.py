@@ -17,6 +17,7 @@ from jigsawrl.core import phases
 from jigsawrl.core.graph import DeviceBudget, Graph
 from jigsawrl.core.observing import TABLE
 from jigsawrl.core.play import Position, play
+from jigsawrl.core.policies.jigsaw import MAX_HOLD_S
 from jigsawrl.core.prediction import Outlook, predict
 from jigsawrl.core.slowdown import LEVELS
 from jigsawrl.core.splits import critical_path_first
@@ -24,7 +25,6 @@ from jigsawrl.core.state import State
 from jigsawrl.core.timeline import Played
 from services.scheduler.recorded import last_state
 
-MAX_HOLD_S = 2.0
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2")
 ROW_PX, WIDTH_PX, LABEL_PX = 26, 1000, 160
 

@@ -55,9 +55,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     levels: tuple[float, ...] = LEVELS
     """Shares that the device's actuator can set, rising; the last is 1."""
     max_expanded: int = 200
-    """Nodes that end in all plays together; the last play may exceed it by its own. About 40 us each
-    on the x86-64 cores at hand, so that a decision stays near 10 ms; on graphs of two to eight
-    devices ten times as many gave no better makespan."""
+    """Nodes that end in all plays together; the last play may exceed it by its own. Chosen so that a
+    decision among a few devices takes some milliseconds."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
