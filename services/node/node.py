@@ -206,7 +206,7 @@ class Node:
             tenant=command.tenant,
             argv=argv,
             environment=environment,
-            cores=(device.index,) if device is not None and device.kind == "cpu" else (),
+            cores=_cores(command, device),
             log=self._logs / f"{command.tenant}.log",
         )
 
@@ -235,3 +235,10 @@ class Node:
 
     def _new_id(self, tag: str) -> str:
         return message_id(tag, self._identity.id, self._identity.boot, next(self._counter))
+
+
+def _cores(command: StartTenant, device: Device | None) -> tuple[int, ...]:
+    """To pin it to; none = as this process."""
+    if device is None or device.kind != "cpu" or not command.pinned:
+        return ()
+    return (device.index,)

@@ -105,6 +105,7 @@ class Requests:
                 pipeline=config.name,
                 spec=config.spec(),
                 config=request.config,
+                companions=request.companions,
             )
         )
         await self._folded(sequence)

@@ -45,6 +45,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="who runs when and where; default: serial (docs/policies.md)",
     )
+    run.add_argument(
+        "--start-together",
+        action="store_true",
+        help="begin the work of all pipelines once the processes of all are ready",
+    )
     run.add_argument("--runs-folder", type=Path, metavar="DIR", help="default: runs")
     run.add_argument("--name", help="the run's folder; default: pipeline's name and the time")
     run.add_argument(
@@ -131,6 +136,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return run(
         configs,
         policy=policy,
+        start_together=arguments.start_together,
         runs_folder=arguments.runs_folder or Path("runs"),
         name=arguments.name,
     )
@@ -142,6 +148,7 @@ def _resume(arguments: argparse.Namespace) -> int:
         "--set": arguments.set,
         "--name": arguments.name,
         "--policy": arguments.policy,
+        "--start-together": arguments.start_together,
         "--runs-folder": arguments.runs_folder,
     }
     for option, value in given.items():

@@ -54,7 +54,13 @@ class PipelineClient:
     """Some pipelines as their submitter sees them."""
 
     def __init__(
-        self, bus: Bus, configs: Sequence[PipelineConfig], view: View, *, run_id: str
+        self,
+        bus: Bus,
+        configs: Sequence[PipelineConfig],
+        view: View,
+        *,
+        run_id: str,
+        start_together: bool,
     ) -> None:
         self.status: Status | None = None
         """The last that was heard."""
@@ -62,6 +68,7 @@ class PipelineClient:
         self._configs = {config.name: config for config in configs}
         self._view = view
         self._run_id = run_id
+        self._companions = tuple(self._configs) if start_together else ()
         self._numbers = itertools.count()
 
     async def run(self) -> list[PipelineStatus]:
@@ -81,7 +88,9 @@ class PipelineClient:
 
     async def _submit(self, config: PipelineConfig) -> None:
         submit = Submit(
-            id=message_id(Submit.tag(), config.name, self._run_id), config=encode_config(config)
+            id=message_id(Submit.tag(), config.name, self._run_id),
+            config=encode_config(config),
+            companions=tuple(name for name in self._companions if name != config.name),
         )
         answer: Submitted = await self._bus.request("scheduler", submit, timeout_s=SUBMIT_TIMEOUT_S)
         if answer.error is not None and config.name not in await self._ask():

@@ -20,7 +20,7 @@ from jigsawrl.cli.embedded import embedded_system, has_cuda_device
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.pipeline_client import PipelineClient, View
 from jigsawrl.cli.plain_view import PlainView
-from jigsawrl.cli.run_folder import lock, make_run_folder, read_run, write_run
+from jigsawrl.cli.run_folder import Run, lock, make_run_folder, read_run, write_run
 from jigsawrl.cli.summary import describe, succeeded, summarize, to_line
 from jigsawrl.cli.supervisor import GaveUpError
 from jigsawrl.config import PipelineConfig
@@ -28,7 +28,12 @@ from jigsawrl.contract.requests import PipelineStatus, Status
 
 
 def run(
-    configs: Sequence[PipelineConfig], *, policy: str, runs_folder: Path, name: str | None
+    configs: Sequence[PipelineConfig],
+    *,
+    policy: str,
+    start_together: bool,
+    runs_folder: Path,
+    name: str | None,
 ) -> int:
     """Run pipelines to their ends; the exit status."""
     names = [config.name for config in configs]
@@ -41,8 +46,8 @@ def run(
     view = _build_view()
     try:
         folder = make_run_folder(runs_folder, pipeline="+".join(names), name=name)
-        write_run(folder, configs, policy=policy)
-        return _run_in(folder, configs, view, policy=policy)
+        run = write_run(folder, configs, policy=policy, start_together=start_together)
+        return _run_in(folder, configs, view, run=run)
     finally:
         view.close()
 
@@ -52,12 +57,12 @@ def resume(folder: Path) -> int:
     run, configs = read_run(folder)
     view = _build_view()
     try:
-        return _run_in(folder.resolve(), configs, view, policy=run.policy)
+        return _run_in(folder.resolve(), configs, view, run=run)
     finally:
         view.close()
 
 
-def _run_in(folder: Path, configs: Sequence[PipelineConfig], view: View, *, policy: str) -> int:
+def _run_in(folder: Path, configs: Sequence[PipelineConfig], view: View, *, run: Run) -> int:
     if any(config.device == "cuda" for config in configs) and not has_cuda_device():
         raise CommandError(
             'device "cuda": this machine has no CUDA device; set device to "cpu" or "auto"',
@@ -70,7 +75,7 @@ def _run_in(folder: Path, configs: Sequence[PipelineConfig], view: View, *, poli
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
         )
         view.on_notice(f"run folder: {folder}")
-        watched = WatchedRun(configs, folder, view, policy=policy)
+        watched = WatchedRun(configs, folder, view, run=run)
         exit_status = asyncio.run(_until_signal(watched))
     finally:
         view.close()
@@ -118,14 +123,14 @@ class WatchedRun:
     """One run, and how it ended."""
 
     def __init__(
-        self, configs: Sequence[PipelineConfig], folder: Path, view: View, *, policy: str
+        self, configs: Sequence[PipelineConfig], folder: Path, view: View, *, run: Run
     ) -> None:
         self.folder = folder
         self.problem: str | None = None
         """Why it did not end well: one line."""
         self.log_tail: tuple[str, ...] = ()
         self._configs = configs
-        self._policy = policy
+        self._run = run
         self._view = view
         self._client: PipelineClient | None = None
         self._run_id = f"{folder.name}-{uuid.uuid4().hex[:8]}"
@@ -142,7 +147,7 @@ class WatchedRun:
 
     async def run(self) -> int:
         """Start everything, submit, watch to the end, stop everything; the exit status."""
-        async with embedded_system(self.folder, policy=self._policy) as system:
+        async with embedded_system(self.folder, policy=self._run.policy) as system:
             self._view.on_notice(f"bus: {system.url}")
             supervising = asyncio.create_task(system.supervise(self._view.on_notice))
             driving = asyncio.create_task(self._drive(system.url))
@@ -171,7 +176,13 @@ class WatchedRun:
     async def _drive(self, url: str) -> int:
         bus = await connect(url, name="jigsaw-run")
         try:
-            self._client = PipelineClient(bus, self._configs, self._view, run_id=self._run_id)
+            self._client = PipelineClient(
+                bus,
+                self._configs,
+                self._view,
+                run_id=self._run_id,
+                start_together=self._run.start_together,
+            )
             ended = await self._client.run()
         finally:
             await bus.close()

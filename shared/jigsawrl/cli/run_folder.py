@@ -60,9 +60,12 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pipelines: tuple[str, ...]
     """In the order in which they are submitted; each has a folder of its name in the run's."""
     policy: str
+    start_together: bool = False
 
 
-def write_run(folder: Path, configs: Sequence[PipelineConfig], *, policy: str) -> None:
+def write_run(
+    folder: Path, configs: Sequence[PipelineConfig], *, policy: str, start_together: bool
+) -> Run:
     """All that `read_run` needs, and a place for logs; raises `CommandError`."""
     reserved = next((c.name for c in configs if c.name in SYSTEM_FOLDERS), None)
     if reserved is not None:
@@ -74,9 +77,14 @@ def write_run(folder: Path, configs: Sequence[PipelineConfig], *, policy: str) -
         for config in configs:
             (folder / config.name).mkdir()
             (folder / config.name / CONFIG_FILE).write_text(to_json(config) + "\n")
-        run = Run(pipelines=tuple(config.name for config in configs), policy=policy)
+        run = Run(
+            pipelines=tuple(config.name for config in configs),
+            policy=policy,
+            start_together=start_together,
+        )
         (folder / RUN_FILE).write_bytes(msgspec.json.encode(run) + b"\n")
         (folder / "logs").mkdir()
+        return run
     except OSError as error:
         raise CommandError(
             f"can't write into {folder}: {error.strerror}; free some space or choose another"

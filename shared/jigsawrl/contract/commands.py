@@ -32,6 +32,8 @@ class StartTenant(Command, frozen=True, kw_only=True):
     """None for tenants that need no device (environment, reward)."""
     share: float = 1.0
     """Its first share of the device, as in `SetShares`."""
+    pinned: bool = True
+    """On a CPU slot: to that core. False leaves the choice of cores to the operating system."""
 
 
 class StopTenant(Command, frozen=True, kw_only=True):

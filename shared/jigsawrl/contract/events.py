@@ -56,6 +56,9 @@ class PipelineSubmitted(Event, frozen=True, kw_only=True):
 
     spec: PipelineSpec
     config: bytes
+    companions: tuple[str, ...] = ()
+    """Pipelines that it starts its work together with: as soon as the processes of all of them are
+    ready, or they have ended."""
 
 
 class PipelineCancelled(Event, frozen=True, kw_only=True):

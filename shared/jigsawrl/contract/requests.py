@@ -15,6 +15,8 @@ class Submit(Message, frozen=True, kw_only=True):
     """Run a pipeline; `config` is the resolved config (MessagePack). Answered by `Submitted`."""
 
     config: bytes
+    companions: tuple[str, ...] = ()
+    """Pipelines that it begins its work together with, submitted before or after it."""
 
 
 class Submitted(Message, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ instead of the critical path alone; any number of pipelines; weights, latency ca
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -84,6 +85,20 @@ class _Choice(msgspec.Struct, frozen=True):
 
 _Cost = tuple[float, float]
 """(excess over latency caps, makespan and weighted finish); less is better, in this order."""
+
+
+class Search(Protocol):
+    """`look_ahead` or `greedy`."""
+
+    def __call__(
+        self,
+        position: Position,
+        *,
+        terms: Mapping[str, Terms],
+        limits: Limits,
+        touched: Collection[str] | None = None,
+    ) -> Decision:
+        """Choose."""
 
 
 def look_ahead(

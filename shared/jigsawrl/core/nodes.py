@@ -94,7 +94,7 @@ def _tenants(state: State, node: str) -> list[tuple[Pipeline, Tenant]]:
 # --- Decisions -----------------------------------------------------------------------------------
 
 
-def start_tenants(state: State, pipeline: Pipeline, outbox: Outbox) -> None:
+def start_tenants(state: State, pipeline: Pipeline, outbox: Outbox, *, pinned: bool) -> None:
     """Order each placed tenant once per boot of its node; the node restarts it by itself."""
     for tenant in pipeline.tenants.values():
         node = state.nodes.get(tenant.node) if tenant.node is not None else None
@@ -108,6 +108,7 @@ def start_tenants(state: State, pipeline: Pipeline, outbox: Outbox) -> None:
                 pipeline=pipeline.name,
                 device=tenant.device,
                 share=1.0 if tenant.share is None else tenant.share,
+                pinned=pinned,
             )
         )
         tenant.started_on = node.boot

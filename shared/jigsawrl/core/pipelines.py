@@ -29,7 +29,11 @@ def submitted(state: State, event: PipelineSubmitted) -> None:
     state.pipelines.pop(event.spec.name, None)
     submissions = [*past, event.id][-MAX_SUBMISSIONS:]
     pipeline = new_pipeline(
-        event.spec, event.config, gang_epoch=gang_epoch, submissions=submissions
+        event.spec,
+        event.config,
+        gang_epoch=gang_epoch,
+        submissions=submissions,
+        companions=event.companions,
     )
     state.pipelines[event.spec.name] = pipeline
     state.touch(pipeline)
@@ -48,6 +52,28 @@ def give_up(state: State, pipeline: Pipeline) -> None:
     if pipeline.num_failed_in_row >= bound:
         reason = f"{bound} groups in a row failed, the last: {pipeline.last_group_failure}"
         fail(state, pipeline, reason)
+
+
+def missing_companion(state: State, pipeline: Pipeline) -> str | None:
+    """What a pipeline that shall begin together with others waits for, for people; None once it has
+    begun, or all of them are ready or have ended."""
+    if pipeline.num_admitted:
+        return None
+    for name in pipeline.companions:
+        other = state.pipelines.get(name)
+        if other is None:
+            return f"pipeline {name} to be submitted"
+        if other.live and not _is_ready(other):
+            return f"pipeline {name} to be ready"
+    return None
+
+
+def _is_ready(pipeline: Pipeline) -> bool:
+    """All its tenants take work, and generate by the newest version."""
+    return pipeline.version is not None and all(
+        tenant.usable and (tenant.role != "rollout" or tenant.version == pipeline.version)
+        for tenant in pipeline.tenants.values()
+    )
 
 
 def finish(state: State, pipeline: Pipeline) -> None:

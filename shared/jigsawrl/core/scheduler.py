@@ -216,8 +216,10 @@ class Scheduler:
     def _decide(self, outbox: Outbox) -> None:
         state = self.state
         state.decided_s = state.clock.now_s
+        # Who waits for another's end or start must see it in the same pass: the devices are idle.
+        waiting = [p.name for p in state.pipelines.values() if p.active and p.waits_for is not None]
         dirty, state.dirty = list(state.dirty), {}
-        for name in dirty:
+        for name in dict.fromkeys([*dirty, *waiting]):
             self._decide_pipeline(state.pipelines[name], outbox)
         policy = self._policy
         starts = policy.starts(state)
@@ -232,14 +234,14 @@ class Scheduler:
         pipelines.give_up(self.state, pipeline)
         if pipeline.active:
             nodes.restart_tenants(self.state, pipeline, outbox)
-            nodes.start_tenants(self.state, pipeline, outbox)
+            nodes.start_tenants(self.state, pipeline, outbox, pinned=self._policy.pins)
             workers.configure(pipeline, outbox)
             history.publish(pipeline, outbox)
             workers.load_weights(pipeline, now_s, outbox)
             filtering.filter_uniform(self.state, pipeline)
             batching.cut(pipeline, now_s)
             batching.send(pipeline, outbox)
-            admission.admit(pipeline)
+            self._admit(pipeline)
             dispatch.drop(pipeline, outbox)
             dispatch.make(pipeline, now_s, outbox)
             dispatch.place(pipeline, now_s, outbox)
@@ -248,6 +250,12 @@ class Scheduler:
             evaluation.evaluate(pipeline, outbox)
             pipelines.finish(self.state, pipeline)
         nodes.stop_tenants(self.state, pipeline, outbox)
+
+    def _admit(self, pipeline: Pipeline) -> None:
+        missing = pipelines.missing_companion(self.state, pipeline)
+        pipeline.waits_for = missing or self._policy.turn(self.state, pipeline)
+        if pipeline.waits_for is None:
+            admission.admit(pipeline)
 
 
 def _start(pipeline: Pipeline, start: Start) -> None:

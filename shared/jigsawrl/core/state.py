@@ -193,7 +193,11 @@ class Pipeline(msgspec.Struct):
 
     spec: PipelineSpec
     config: bytes
+    companions: list[str] = []
+    """Pipelines that it begins its work together with."""
     stage: PipelineStage = "queued"
+    waits_for: str | None = None
+    """Why it may begin no new work now; for people."""
     failure: str | None = None
     tenants: dict[str, Tenant] = {}
     drops: dict[str, list[tuple[str, int]]] = {}
@@ -354,7 +358,12 @@ class State(msgspec.Struct):
 
 
 def new_pipeline(
-    spec: PipelineSpec, config: bytes, *, gang_epoch: int, submissions: Iterable[str] = ()
+    spec: PipelineSpec,
+    config: bytes,
+    *,
+    gang_epoch: int,
+    submissions: Iterable[str] = (),
+    companions: Iterable[str] = (),
 ) -> Pipeline:
     """A queued pipeline."""
     return Pipeline(
@@ -362,6 +371,7 @@ def new_pipeline(
         config=config,
         gang_epoch=gang_epoch,
         submissions=list(submissions),
+        companions=list(companions),
         group_fates={fate: IdRanges() for fate in FATES},
         sequence_fates={fate: IdRanges() for fate in FATES},
     )

@@ -90,6 +90,8 @@ def waiting_for(state: State, pipeline: Pipeline) -> list[str]:
             f"a node with a device of kind {pipeline.spec.device}"
         ]
     causes = [_tenant_wait(t) for t in pipeline.tenants.values() if not t.usable]
+    if pipeline.waits_for is not None and not pipeline.groups:
+        causes.append(pipeline.waits_for)
     if pipeline.version is None:
         return causes or [f"the first weights of {_trainer(pipeline)}"]
     cut = pipeline.open_cut

@@ -54,7 +54,7 @@ def two(tmp_path: Path) -> list[PipelineConfig]:
 
 
 def test_a_run_is_read_again_as_it_was_written(tmp_path: Path) -> None:
-    write_run(tmp_path, two(tmp_path), policy="unmanaged")
+    write_run(tmp_path, two(tmp_path), policy="unmanaged", start_together=False)
     run, configs = read_run(tmp_path)
     assert (run.pipelines, run.policy) == (("tiny", "another"), "unmanaged")
     assert configs == two(tmp_path)
@@ -62,11 +62,11 @@ def test_a_run_is_read_again_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_pipeline_of_a_run_is_found_by_name_or_because_it_is_the_only_one(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    write_run(tmp_path / "one", two(tmp_path)[:1], policy="serial")
+    write_run(tmp_path / "one", two(tmp_path)[:1], policy="serial", start_together=False)
     assert pipeline_folder(tmp_path / "one", None) == tmp_path / "one" / "tiny"
     assert pipeline_folder(tmp_path / "one" / "tiny", None) == tmp_path / "one" / "tiny"
     (tmp_path / "two").mkdir()
-    write_run(tmp_path / "two", two(tmp_path), policy="serial")
+    write_run(tmp_path / "two", two(tmp_path), policy="serial", start_together=False)
     assert pipeline_folder(tmp_path / "two", "another") == tmp_path / "two" / "another"
     with pytest.raises(CommandError, match=r"--pipeline is missing; .* has tiny, another"):
         pipeline_folder(tmp_path / "two", None)
@@ -77,7 +77,7 @@ def test_a_pipeline_of_a_run_is_found_by_name_or_because_it_is_the_only_one(tmp_
 def test_a_pipeline_does_not_take_the_name_of_a_folder_of_the_run(tmp_path: Path) -> None:
     config = msgspec.structs.replace(load_config(write_pipeline(tmp_path)), name="logs")
     with pytest.raises(CommandError, match="can't be called logs"):
-        write_run(tmp_path, [config], policy="serial")
+        write_run(tmp_path, [config], policy="serial", start_together=False)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_pipeline_does_not_take_the_name_of_a_folder_of_the_run(tmp_path: Path
 def test_what_is_no_run_of_this_version_is_not_resumed(
     tmp_path: Path, file: str, text: str | None, reason: str
 ) -> None:
-    write_run(tmp_path, two(tmp_path)[:1], policy="serial")
+    write_run(tmp_path, two(tmp_path)[:1], policy="serial", start_together=False)
     (tmp_path / file).unlink()
     if text is not None:
         (tmp_path / file).write_text(text)

@@ -1,7 +1,7 @@
 """What the scheduler decides in single situations."""
 
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -12,13 +12,9 @@ from jigsawrl.contract.message import Worker
 from jigsawrl.contract.spec import EvaluationSpec
 from jigsawrl.core import ids, invariants
 from jigsawrl.core.history import data_needed_from
-from jigsawrl.core.state import Pipeline
 from jigsawrl.core.status import pipeline_status
 from tests.unit.core.rollouts import Made
-from tests.unit.core.world import Faults, World, spec
-
-T = TypeVar("T", bound=c.Command)
-KIND = Faults()
+from tests.unit.core.world import KIND, Faults, World, issued, pipeline_of, spec
 
 
 @pytest.fixture
@@ -27,14 +23,6 @@ def world() -> Iterator[World]:
     made = World(seed=0, faults=KIND, pipelines=[spec()])
     yield made
     invariants.check(made.scheduler.state)
-
-
-def pipeline_of(world: World, name: str = "p") -> Pipeline:
-    return world.scheduler.state.pipelines[name]
-
-
-def issued(world: World, kind: type[T]) -> list[T]:
-    return [command for batch in world.issued for command in batch if isinstance(command, kind)]
 
 
 def running(world: World) -> list[Any]:
@@ -56,21 +44,6 @@ def test_serial_places_all_tenants_over_the_devices(world: World) -> None:
         "p.rollout0": "node/cpu1",
         "p.rollout1": "node/cpu0",
     }
-
-
-def test_serial_starts_the_next_pipeline_when_one_ends() -> None:
-    world = World(seed=0, faults=KIND, pipelines=[spec("a"), spec("b")])
-    world.run_until(lambda: pipeline_of(world, "a").stage == "running")
-    status = pipeline_status(world.scheduler.state, pipeline_of(world, "b"))
-    assert (status.state, status.waiting_for) == ("queued", ("pipeline a to end",))
-    refused = e.WorkerRefused(
-        id="r", pipeline="a", worker=world.processes["a.reward0"].worker, reason="bad"
-    )
-    world.publish(refused)
-    world.run_until(lambda: pipeline_of(world, "b").stage == "running")
-    assert pipeline_of(world, "a").failure == "a.reward0: bad"
-    assert {s.tenant for s in issued(world, c.StopTenant)} == set(pipeline_of(world, "a").tenants)
-    invariants.check(world.scheduler.state)
 
 
 def test_command_ids_are_stream_sequence_and_index(world: World) -> None:

@@ -10,12 +10,12 @@ from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.core import invariants
 from jigsawrl.core.policies import POLICIES
-from tests.unit.core.world import Faults, World, asynchronous, spec
+from tests.unit.core.world import Faults, World, asynchronous, issued, pipeline_of, spec
 
 
 def devices(world: World) -> dict[str, Any]:
-    issued = [command for batch in world.issued for command in batch]
-    return {x.tenant: x.device for x in issued if isinstance(x, c.StartTenant) and x.device}
+    orders = issued(world, c.StartTenant)
+    return {order.tenant: order.device for order in orders if order.device is not None}
 
 
 def stages(world: World) -> list[str]:
@@ -45,10 +45,13 @@ def test_unmanaged_starts_all_at_once_and_spreads_trainers() -> None:
     }
 
 
-def test_serial_runs_one_at_a_time() -> None:
-    world = World(seed=0, faults=Faults(), pipelines=[spec("a"), spec("b")])
-    world.run_until(lambda: stages(world)[0] == "running")
-    assert stages(world) == ["running", "queued"]
+@pytest.mark.parametrize(("policy", "pinned"), [("unmanaged", True), ("unmanaged-unpinned", False)])
+def test_tenants_are_pinned_unless_the_policy_leaves_cores_to_the_system(
+    policy: str, pinned: bool
+) -> None:
+    world = World(seed=0, faults=Faults(), pipelines=[spec()], policy=policy)
+    world.run_until(lambda: stages(world) == ["running"])
+    assert {order.pinned for order in issued(world, c.StartTenant)} == {pinned}
 
 
 @pytest.mark.parametrize(("policy", "pipeline"), [("serial", asynchronous(1)), ("areal", spec())])
@@ -64,9 +67,11 @@ def test_generation_lives_apart_from_training_where_they_overlap(
 
 def test_the_policy_of_the_leader_decides_from_its_election_on() -> None:
     world = World(seed=0, faults=Faults(), pipelines=[spec("a"), spec("b")])
-    world.run_until(lambda: stages(world)[0] == "running")
+    world.run_until(lambda: bool(pipeline_of(world, "a").groups))
+    assert not pipeline_of(world, "b").groups
     world.publish(e.LeaderElected(id="l2", leader="t", code_version="1", policy="unmanaged"))
-    world.run_until(lambda: stages(world)[1] == "running")
+    world.run_until(lambda: bool(pipeline_of(world, "b").groups))
+    assert pipeline_of(world, "a").live
     world.publish(e.LeaderElected(id="l3", leader="u", code_version="9", policy="unheard-of"))
     world.run()
     assert stages(world) == ["finished", "finished"]

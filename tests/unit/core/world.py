@@ -4,8 +4,10 @@ another order or never, and that die. Discrete events in simulated time; one see
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
+from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +20,7 @@ from jigsawrl.core import invariants
 from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
 from jigsawrl.core.policies.base import Policy
 from jigsawrl.core.scheduler import Scheduler
+from jigsawrl.core.state import Pipeline
 from jigsawrl.devices.base import check_shares
 from tests.unit.core.rollouts import Made
 from tests.unit.core.tenants import Process, Tenants
@@ -77,6 +80,10 @@ def asynchronous(max_staleness: int, **changes: object) -> PipelineSpec:
     return spec(**(fields | changes))
 
 
+T = TypeVar("T", bound=c.Command)
+KIND = Faults()
+
+
 class World:
     """Runs until all pipelines have ended, or too long."""
 
@@ -87,6 +94,7 @@ class World:
         faults: Faults,
         pipelines: list[PipelineSpec],
         policy: str | Policy = DEFAULT_POLICY,
+        companions: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
         self.random = Random(seed)
         self.faults = faults
@@ -130,6 +138,7 @@ class World:
                     pipeline=pipeline.name,
                     spec=pipeline,
                     config=b"config",
+                    companions=companions.get(pipeline.name, ()),
                 )
             )
         self._start_node()
@@ -363,3 +372,11 @@ class World:
                         held=held,
                     ),
                 )
+
+
+def pipeline_of(world: World, name: str = "p") -> Pipeline:
+    return world.scheduler.state.pipelines[name]
+
+
+def issued(world: World, kind: type[T]) -> list[T]:
+    return [command for batch in world.issued for command in batch if isinstance(command, kind)]

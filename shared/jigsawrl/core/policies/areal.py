@@ -8,15 +8,19 @@ where there are too few devices to keep them apart, they share.
 from __future__ import annotations
 
 from jigsawrl.core.policies.base import Policy, Start
-from jigsawrl.core.policies.serial import next_alone
-from jigsawrl.core.state import State
+from jigsawrl.core.policies.serial import one_after_another, start_each_alone
+from jigsawrl.core.state import Pipeline, State
 
 
 class Areal(Policy):
-    """Starts the oldest queued pipeline when none is active."""
+    """The oldest pipeline that has not ended its work has all devices, divided in two."""
 
     name = "areal"
 
     def starts(self, state: State) -> list[Start]:
-        """At most one."""
-        return next_alone(state, apart=True)
+        """All that devices exist for."""
+        return start_each_alone(state, apart=True)
+
+    def turn(self, state: State, pipeline: Pipeline) -> str | None:
+        """After those before it."""
+        return one_after_another(state, pipeline)

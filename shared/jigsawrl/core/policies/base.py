@@ -29,9 +29,16 @@ class Policy(ABC):
     every_tick: ClassVar[bool] = False
     """Asked on every tick, also about pipelines that nothing happened to."""
 
+    pins: ClassVar[bool] = True
+    """Tenants of a CPU slot run on its core only."""
+
     @abstractmethod
     def starts(self, state: State) -> list[Start]:
         """Pipelines to start now."""
+
+    def turn(self, state: State, pipeline: Pipeline) -> str | None:
+        """None where an active pipeline may begin new work; else what it waits for, for people."""
+        return None
 
     def shares(self, state: State) -> Wanted:
         """How each device that has tenants is divided from now on; only changes are commanded. Evenly:

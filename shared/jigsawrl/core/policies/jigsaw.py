@@ -9,9 +9,11 @@ steps of all pipelines that meet on a device are predicted, joined into one grap
 
 from __future__ import annotations
 
+import msgspec
+
 from jigsawrl.core import ids, phases
 from jigsawrl.core.graph import DeviceBudget, Graph, Node, around
-from jigsawrl.core.lookahead import Decision, Limits, Terms, look_ahead
+from jigsawrl.core.lookahead import Decision, Limits, Search, Terms, look_ahead
 from jigsawrl.core.migration import MIN_STAY_S, Move
 from jigsawrl.core.observing import TABLE
 from jigsawrl.core.outlook import MAX_DECISIONS, Decided
@@ -32,15 +34,32 @@ sequence of 378 tokens and 0.24 for eight, on a slot."""
 IDLE_SHARE = 0.05
 """Of a tenant of which nothing is predicted, so that no one starves."""
 
+EQUAL_S = 0.5
+"""What every sub-stage is taken to last where nothing is predicted."""
+
 EXPANDED_S = 50e-6
 """Stream time that a decision waits per node that the last one expanded."""
 
 
 class Jigsaw(Policy):
-    """Multiplexes."""
+    """Multiplexes. Without one of its parts it is an ablation, which the benchmark measures."""
 
-    name = "jigsaw"
     every_tick = True
+
+    def __init__(
+        self,
+        name: str = "jigsaw",
+        *,
+        search: Search = look_ahead,
+        merges: bool = True,
+        divides: bool = True,
+        predicts: bool = True,
+    ) -> None:
+        """`search` chooses; `merges`: tails move together; `divides`: shares and holds, or equal
+        shares for ever; `predicts`: from history, or all sub-stages are taken to last equally long."""
+        self.name = name  # type: ignore[misc]
+        self._search = search
+        self._merges, self._divides, self._predicts = merges, divides, predicts
 
     def starts(self, state: State) -> list[Start]:
         """Every queued pipeline, as far as there are devices."""
@@ -48,12 +67,12 @@ class Jigsaw(Policy):
 
     def shares(self, state: State) -> Wanted:
         """By the last decision; equal where nothing is predicted."""
-        _refresh(state)
-        return equal(state) | _still_there(state)
+        self._refresh(state)
+        return equal(state) | (_still_there(state) if self._divides else {})
 
     def moves(self, state: State, pipeline: Pipeline) -> list[Move]:
         """All that a worker generates, where its tail merges with another's."""
-        merges = state.outlooks.merges.get(pipeline.name, {})
+        merges = state.outlooks.merges.get(pipeline.name, {}) if self._merges else {}
         moves = []
         for group in pipeline.groups.values() if merges else ():
             for sequence in group.sequences:
@@ -66,34 +85,53 @@ class Jigsaw(Policy):
                     moves.append(Move(sequence=name, target=target))
         return moves
 
+    def _refresh(self, state: State) -> None:
+        """Decide, where the situation is a new one."""
+        memory, now_s = state.outlooks, state.clock.now_s
+        signature = _signature(state)
+        if signature == memory.signature or now_s < memory.next_s:
+            return
+        memory.signature = signature
+        memory.wanted, memory.merges = {}, {}
+        nodes = [node for p in state.pipelines.values() if p.active for node in self._predicted(p)]
+        budgets = [DeviceBudget(id=d.id) for n in state.nodes.values() if n.up for d in n.devices]
+        known = {budget.id for budget in budgets}
+        nodes = [node for node in nodes if node.device is None or node.device in known]
+        if not nodes:
+            return
+        touched = {node.device for node in nodes if node.device is not None}
+        graph = Graph(around(nodes, devices=touched), devices=budgets)
+        ready = {node.id: node for node in graph.ready(())}
+        memory.held_since_s = {i: s for i, s in memory.held_since_s.items() if i in ready}
+        position = Position(
+            graph,
+            TABLE,
+            max_hold_s=MAX_HOLD_S,
+            held_s={i: now_s - since_s for i, since_s in memory.held_since_s.items()},
+        )
+        terms = {name: Terms() for name in graph.pipelines}
+        decision = self._search(position, terms=terms, limits=Limits(), touched=touched)
+        _remember(state, decision, ready)
 
-def _refresh(state: State) -> None:
-    """Decide, where the situation is a new one."""
-    memory, now_s = state.outlooks, state.clock.now_s
-    signature = _signature(state)
-    if signature == memory.signature or now_s < memory.next_s:
-        return
-    memory.signature = signature
-    memory.wanted, memory.merges = {}, {}
-    nodes = [node for p in state.pipelines.values() if p.active for node in _predicted(p)]
-    budgets = [DeviceBudget(id=d.id) for n in state.nodes.values() if n.up for d in n.devices]
-    known = {budget.id for budget in budgets}
-    nodes = [node for node in nodes if node.device is None or node.device in known]
-    if not nodes:
-        return
-    touched = {node.device for node in nodes if node.device is not None}
-    graph = Graph(around(nodes, devices=touched), devices=budgets)
-    ready = {node.id: node for node in graph.ready(())}
-    memory.held_since_s = {i: s for i, s in memory.held_since_s.items() if i in ready}
-    position = Position(
-        graph,
-        TABLE,
-        max_hold_s=MAX_HOLD_S,
-        held_s={i: now_s - since_s for i, since_s in memory.held_since_s.items()},
-    )
-    terms = {name: Terms() for name in graph.pipelines}
-    decision = look_ahead(position, terms=terms, limits=Limits(), touched=touched)
-    _remember(state, decision, ready)
+    def _predicted(self, pipeline: Pipeline) -> tuple[Node, ...]:
+        if pipeline.version is None:
+            return ()
+        nodes = predict(
+            pipeline.work,
+            Outlook(
+                pipeline=pipeline.name,
+                version=pipeline.version,
+                max_staleness=pipeline.spec.max_staleness,
+                last_version=pipeline.spec.num_steps,
+                ended=phases.ended(pipeline),
+                move_s=None if pipeline.spec.max_staleness or not self._merges else MOVE_S,
+            ),
+        )
+        return nodes if self._predicts else _equally_long(nodes)
+
+
+def _equally_long(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    return tuple(msgspec.structs.replace(node, work_s=EQUAL_S) for node in nodes)
 
 
 def _signature(state: State) -> str:
@@ -108,22 +146,6 @@ def _signature(state: State) -> str:
         for since_s in state.outlooks.held_since_s.values()
     )
     return f"{parts} {overdue}"
-
-
-def _predicted(pipeline: Pipeline) -> tuple[Node, ...]:
-    if pipeline.version is None:
-        return ()
-    return predict(
-        pipeline.work,
-        Outlook(
-            pipeline=pipeline.name,
-            version=pipeline.version,
-            max_staleness=pipeline.spec.max_staleness,
-            last_version=pipeline.spec.num_steps,
-            ended=phases.ended(pipeline),
-            move_s=None if pipeline.spec.max_staleness else MOVE_S,
-        ),
-    )
 
 
 def _remember(state: State, decision: Decision, ready: dict[str, Node]) -> None:

@@ -1,8 +1,10 @@
-"""`serial`: one pipeline at a time on all devices, the others queued in order of submission.
+"""`serial`: one pipeline at a time on all devices, in order of submission.
 
 Source: Verl's colocated alternation of rollout and training on the same devices (related systems
 call it "hybrid engine"). Deviation: rollout and trainer stay resident as processes of their own
-instead of swapping one process's memory, so each has the whole device in its phase by taking turns.
+instead of swapping one process's memory, so each has the whole device in its phase by taking turns;
+and so do the pipelines, so that the next begins at once when the one before has ended its work. What
+comes before a pipeline's first version (its model, warm-up) waits for nobody.
 Where batches overlap (depth above 1) there are no turns: rollout workers then live on other devices
 than trainer ranks, as in AReaL, as long as there are enough.
 """
@@ -11,27 +13,46 @@ from __future__ import annotations
 
 from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.placement import Occupancy, devices_for, place
-from jigsawrl.core.state import State
+from jigsawrl.core.state import Pipeline, State
 
 
 class Serial(Policy):
-    """Starts the oldest queued pipeline when none is active."""
+    """The oldest pipeline that has not ended its work has all devices."""
 
     name = "serial"
 
     def starts(self, state: State) -> list[Start]:
-        """At most one."""
-        return next_alone(state, apart=False)
+        """All that devices exist for."""
+        return start_each_alone(state, apart=False)
+
+    def turn(self, state: State, pipeline: Pipeline) -> str | None:
+        """After those before it."""
+        return one_after_another(state, pipeline)
 
 
-def next_alone(state: State, *, apart: bool) -> list[Start]:
-    """The oldest queued pipeline, where none is active; `apart` keeps generation off the devices of
+def start_each_alone(state: State, *, apart: bool) -> list[Start]:
+    """Every queued pipeline, placed as if it were alone; `apart` keeps generation off the devices of
     training even where they take turns."""
-    if any(pipeline.active for pipeline in state.pipelines.values()):
-        return []
-    pipeline = next((p for p in state.pipelines.values() if p.stage == "queued"), None)
-    if pipeline is None:
-        return []
-    apart = apart or pipeline.spec.pipeline_depth > 1
-    places = place(pipeline, devices_for(pipeline, state), Occupancy([pipeline]), apart=apart)
-    return [] if places is None else [Start(pipeline=pipeline.name, places=places)]
+    starts = []
+    for pipeline in state.pipelines.values():
+        if pipeline.stage == "queued":
+            places = place(
+                pipeline,
+                devices_for(pipeline, state),
+                Occupancy([pipeline]),
+                apart=apart or pipeline.spec.pipeline_depth > 1,
+            )
+            if places is not None:
+                starts.append(Start(pipeline=pipeline.name, places=places))
+    return starts
+
+
+def one_after_another(state: State, pipeline: Pipeline) -> str | None:
+    """The oldest pipeline that still has work on devices, where that is another one."""
+    for other in state.pipelines.values():
+        if other is pipeline:
+            return None
+        evaluating = other.evaluation is not None or other.evaluations_due
+        if other.active and (other.stage != "finishing" or evaluating):
+            return f"its turn: pipeline {other.name} comes first"
+    return None

@@ -22,6 +22,13 @@ class Unmanaged(Policy):
         return start_all(state)
 
 
+class Unpinned(Unmanaged):
+    """The same with tenants that may run on any core, as processes do that nobody places."""
+
+    name = "unmanaged-unpinned"
+    pins = False
+
+
 def start_all(state: State) -> list[Start]:
     """Every queued pipeline for which there are devices, spread over them."""
     occupancy = Occupancy(p for p in state.pipelines.values() if p.live)
