@@ -246,6 +246,7 @@ class Rollout:
                 started_s=span.started_s,
                 duration_s=span.duration_s,
                 num_tokens=span.num_tokens,
+                cpu_s=span.cpu_s,
             )
         for generated in finished:
             holding = self._holdings.get(generated.key)
@@ -259,6 +260,8 @@ class Rollout:
             while not self._outcomes.empty():
                 outcomes.append(self._outcomes.get_nowait())
             told = await asyncio.gather(*map(self._store_outcome, outcomes))
+            if not self._holdings.inventory():
+                await self._publish_substages()  # before the step ends, or it would look short
             await self._context.bus.publish_event(
                 SequencesFinished(
                     id=self._context.new_id(SequencesFinished.tag()),
@@ -294,16 +297,19 @@ class Rollout:
     async def _tell_substages(self) -> None:
         while True:
             await asyncio.sleep(SUBSTAGES_PERIOD_S)
-            spans = self._substages.take()
-            if spans:
-                await self._context.bus.publish_event(
-                    SubStagesEnded(
-                        id=self._context.new_id(SubStagesEnded.tag()),
-                        pipeline=self._context.pipeline,
-                        worker=self._context.worker,
-                        spans=spans,
-                    )
+            await self._publish_substages()
+
+    async def _publish_substages(self) -> None:
+        spans = self._substages.take()
+        if spans:
+            await self._context.bus.publish_event(
+                SubStagesEnded(
+                    id=self._context.new_id(SubStagesEnded.tag()),
+                    pipeline=self._context.pipeline,
+                    worker=self._context.worker,
+                    spans=spans,
                 )
+            )
 
     async def _tell_progress(self) -> None:
         while True:

@@ -22,6 +22,7 @@ class SubStages:
         started_s: float,
         duration_s: float,
         num_tokens: int,
+        cpu_s: float | None = None,
     ) -> None:
         """Count one iteration of work."""
         span = self._spans.get((kind, version))
@@ -34,6 +35,7 @@ class SubStages:
                 duration_s=0.0,
                 num_iterations=0,
                 num_tokens=0,
+                cpu_s=None if cpu_s is None else 0.0,
             )
         self._spans[kind, version] = msgspec.structs.replace(
             span,
@@ -41,6 +43,7 @@ class SubStages:
             duration_s=span.duration_s + duration_s,
             num_iterations=span.num_iterations + 1,
             num_tokens=span.num_tokens + num_tokens,
+            cpu_s=None if span.cpu_s is None or cpu_s is None else span.cpu_s + cpu_s,
         )
 
     def take(self) -> tuple[SubStage, ...]:

@@ -90,7 +90,7 @@ def check_state_bytes(config: PipelineConfig, *, others: Iterable[PipelineConfig
 def _num_batches(config: PipelineConfig) -> int:
     """At once: in flight, and trained but in no checkpoint yet."""
     staleness, _, depth = config.staleness()
-    return staleness + depth + 1 + config.trainer.checkpoint.every
+    return staleness + depth + 1 + _steps_between_checkpoints(config)
 
 
 def _num_filtered_batches(config: PipelineConfig) -> int:
@@ -101,7 +101,12 @@ def _num_filtered_batches(config: PipelineConfig) -> int:
     if sampling is None:
         return 0
     _, _, depth = config.staleness()
-    return (config.trainer.checkpoint.every + 2 * (depth - 1)) * sampling.max_batches
+    return (_steps_between_checkpoints(config) + 2 * (depth - 1)) * sampling.max_batches
+
+
+def _steps_between_checkpoints(config: PipelineConfig) -> int:
+    """The last version has one always."""
+    return min(config.trainer.checkpoint.every, config.trainer.num_steps)
 
 
 def weights_stream_bytes(config: PipelineConfig) -> int:

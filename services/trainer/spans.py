@@ -10,11 +10,18 @@ from contextlib import contextmanager
 from jigsawrl.contract.message import SubStageKind
 from jigsawrl.contract.parts import SubStage
 
+COMPUTED: frozenset[SubStageKind] = frozenset(
+    {"reference_logprobs", "proximal_logprobs", "forward_backward", "optimizer"}
+)
+"""Kinds that the calling thread computes; the others move bytes."""
+
 
 class Spans:
     """Collects spans; appending and draining are safe from two threads (deque operations are)."""
 
     def __init__(self) -> None:
+        self.on_cpu = False
+        """The calling thread computes itself, and no other device."""
         self._ended: deque[SubStage] = deque()
 
     @contextmanager
@@ -23,9 +30,10 @@ class Spans:
     ) -> Iterator[None]:
         """Time the body; a body that raises leaves no span."""
         started_s = time.time()
-        start = time.monotonic()
+        start, cpu_start = time.monotonic(), time.thread_time()
         yield
         duration_s = time.monotonic() - start
+        computed = self.on_cpu and kind in COMPUTED
         self._ended.append(
             SubStage(
                 kind=kind,
@@ -35,6 +43,7 @@ class Spans:
                 duration_s=duration_s,
                 num_iterations=num_iterations,
                 num_tokens=num_tokens,
+                cpu_s=time.thread_time() - cpu_start if computed else None,
             )
         )
 

@@ -101,7 +101,8 @@ class Trainer:
             report = partial(self._context.report, num_done=num_done, num_total=num_total)
             loop.call_soon_threadsafe(partial(report, activity, detail=detail))
 
-        self._config = config
+        self._config, device = config, choose_device(config.device, self._context.device)
+        self._spans.on_cpu = device.type == "cpu"
         self._gang_epoch = command.gang_epoch
         self._rank, self._num_ranks = command.rank, command.num_ranks
         self._recorder = Recorder(run_folder)
@@ -110,7 +111,7 @@ class Trainer:
                 config,
                 run_folder=run_folder,
                 gang_epoch=command.gang_epoch,
-                device=choose_device(config.device, self._context.device),
+                device=device,
                 spans=self._spans,
                 progress=progress,
                 check_stop=self._thread.check,
@@ -172,7 +173,7 @@ class Trainer:
 
     async def _wait_for_the_end(self, error: Exception) -> None:
         """With several ranks: the end of this one is another's, most likely, and its node is told to
-        kill it or to stop it: no failure of its own. It is one where nobody does."""
+        kill or stop it: no failure of its own. It is one where nobody does."""
         if self._num_ranks == 1:
             return
         if not isinstance(error, StoppedError):
@@ -326,6 +327,7 @@ class Trainer:
             return
         manifest, ref = sent
         totals = self._learner.totals
+        await self._publish_spans()  # before the step's end, or it would look shorter than it was
         await self._context.bus.publish_event(
             VersionPublished(
                 id=self._id(VersionPublished.tag(), incarnation, manifest.version),

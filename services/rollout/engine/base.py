@@ -58,6 +58,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Wall clock, seconds since the epoch."""
     duration_s: float
     num_tokens: int
+    cpu_s: float | None = None
+    """Seconds in which the thread had a core; None where another device computes."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

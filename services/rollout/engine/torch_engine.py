@@ -208,7 +208,7 @@ class TorchEngine:
         return Step(finished=finished, work=work)
 
     def _timed(self, kind: StepKind, run: Callable[[], int]) -> Work:
-        started_s, begun = time.time(), time.perf_counter()
+        started_s, begun, cpu_begun = time.time(), time.perf_counter(), time.thread_time()
         num_tokens = run()
         return Work(
             kind=kind,
@@ -216,6 +216,7 @@ class TorchEngine:
             started_s=started_s,
             duration_s=time.perf_counter() - begun,
             num_tokens=num_tokens,
+            cpu_s=time.thread_time() - cpu_begun if self._device.type == "cpu" else None,
         )
 
     def _decode(self, finished: list[Generated]) -> int:

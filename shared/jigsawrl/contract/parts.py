@@ -36,6 +36,9 @@ class SubStage(msgspec.Struct, frozen=True, kw_only=True):
     """Of the iterations together: less than from start to end where other work came between."""
     num_iterations: Count
     num_tokens: Count
+    cpu_s: float | None = None
+    """Seconds in which the computing thread had a core: on a CPU slot, what the span would have lasted
+    alone there. None where that says nothing of it (GPUs, transfers, waits)."""
 
 
 class GroupMade(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,8 @@ and what happens when a lease runs out."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from jigsawrl.contract.commands import (
     Drop,
     GroupOrder,
@@ -48,14 +50,17 @@ def make(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
         outbox.add(MakeGroups(**outbox.to(tenant.worker), orders=tuple(orders)))
 
 
-def place(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
+def place(
+    pipeline: Pipeline, now_s: float, outbox: Outbox, *, workers: Collection[str] | None = None
+) -> None:
     """Place waiting sequences: those that moved where they were to go, of each group the others
-    together on one worker."""
+    together on one of the `workers`, or of all where none of these is there."""
     ready = pipeline.usable("rollout")
     if pipeline.version is None or not pipeline.to_place or not ready:
         return
     oldest = admission.oldest_versions(pipeline)
     loads = num_held(pipeline, ready)
+    chosen_from = [t for t in ready if workers is None or t.id in workers] or ready
     chosen: dict[str, list[Placement]] = {}
     left = []
     for number in sorted(pipeline.to_place):
@@ -64,7 +69,7 @@ def place(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
             continue
         for waiting in _together(group):
             needed = max(oldest[number], *(s.resume_version for s in waiting))
-            tenant = _choose(pipeline, waiting, needed=needed, loads=loads)
+            tenant = _choose(pipeline, waiting, chosen_from, needed=needed, loads=loads)
             if tenant is None:
                 left.append(number)
                 continue
@@ -96,17 +101,30 @@ def _together(group: Group) -> list[list[Sequence]]:
 
 
 def _choose(
-    pipeline: Pipeline, waiting: list[Sequence], *, needed: int, loads: dict[str, int]
+    pipeline: Pipeline,
+    waiting: list[Sequence],
+    workers: list[Tenant],
+    *,
+    needed: int,
+    loads: dict[str, int],
 ) -> Tenant | None:
-    """Who generates them: their target while it lives, else the one with the least to do; None while
-    it loads the version `needed`. Without a target they wait while any ready worker still loads such
-    weights in time, so that the load is balanced."""
+    """Who generates them: their target while it lives, else the one of `workers` with the least to do;
+    None while it loads the version `needed`. Without a target they wait while any of `workers` still
+    loads such weights in time, so that the load is balanced."""
+
+    def holds(tenant: Tenant) -> bool:
+        return _holds(tenant, pipeline.incarnation, needed)
+
     ready = pipeline.usable("rollout")
-    fit = [t for t in ready if _holds(t, pipeline.incarnation, needed)]
     target = next((t for t in ready if t.id == waiting[0].target), None)
-    if target is not None and (target in fit or not target.load_late):
-        return target if target in fit else None
-    if not fit or any(t not in fit and not t.load_late for t in ready):
+    if target is not None and (holds(target) or not target.load_late):
+        return target if holds(target) else None
+    fit = [t for t in workers if holds(t)]
+    if any(t not in fit and not t.load_late for t in workers):
+        return None
+    if not fit:
+        fit = [t for t in ready if holds(t)]  # the chosen ones are late with their weights
+    if not fit:
         return None
     avoid = {s.avoid for s in waiting}
     return min(fit, key=lambda t: (t.id in avoid, loads[t.id]))

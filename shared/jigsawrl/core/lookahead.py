@@ -115,6 +115,21 @@ def look_ahead(
     return search.decision()
 
 
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the list schedule comes to."""
+
+    cost: tuple[float, float]
+    """(excess over latency caps, makespan and weighted finish); less is better, in this order."""
+    makespan_s: float
+    num_expanded: int
+
+
+def listed(position: Position, *, terms: Mapping[str, Terms], limits: Limits) -> Listed:
+    """Play `position`, which is left as it is, by the list schedule and choose nothing."""
+    search = _Search(position, terms, limits, None)
+    return Listed(cost=search.cost, makespan_s=search.makespan_s, num_expanded=search.num_expanded)
+
+
 def greedy(
     position: Position,
     *,

@@ -11,9 +11,9 @@ from jigsawrl.core.work_history import Observation, close, observe, reopen
 TABLE = SlowdownTable(CPU_SLOT)
 """Until profiles are read: one core divided in time."""
 
-LATE_STEPS = 2
-"""A step is averaged when so many later ones have ended: its last spans are reported half a second
-late, and a step without them would look short."""
+LATE_STEPS = 1
+"""A step is averaged when so many later versions are there. Workers report their last spans before
+what ends their part of a step."""
 
 MAX_ERRORS = 256
 
@@ -28,17 +28,19 @@ def reported(state: State, pipeline: Pipeline, tenant: Tenant, event: SubStagesE
         step = phases.step_of(pipeline, version=span.version, kind=span.kind)
         if step not in possible:
             continue
+        # Where the time on a core is known, no share needs to be believed.
+        measured = span.cpu_s is not None
         observation = Observation(
             pipeline=pipeline.name,
             version=step,
             tenant=tenant.id,
             device=tenant.device,
             kind=span.kind,
-            duration_s=span.duration_s,
+            duration_s=span.duration_s if span.cpu_s is None else span.cpu_s,
             num_iterations=span.num_iterations,
             num_tokens=span.num_tokens,
-            share=share,
-            beside=beside,
+            share=1.0 if measured else share,
+            beside=None if measured else beside,
         )
         observe(pipeline.work, observation, table=TABLE)
 

@@ -25,11 +25,11 @@ from collections.abc import Mapping
 import msgspec
 
 from jigsawrl.contract.message import SubStageKind
+from jigsawrl.core.gathering import GENERATION, Work
 from jigsawrl.core.graph import Node
 from jigsawrl.core.slowdown import WAITS
-from jigsawrl.core.work_history import WorkHistory, left_s
+from jigsawrl.core.work_history import WorkHistory, expected_of, left_s
 
-_ROLLOUT: tuple[SubStageKind, ...] = ("prefill", "bulk_decode", "tool_wait", "tail_decode")
 _LOGPROBS: tuple[SubStageKind, ...] = ("reference_logprobs", "proximal_logprobs")
 
 SubStageId = tuple[int, str, SubStageKind]
@@ -56,6 +56,9 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     """By kind: what a tenant needs on its device while it runs, beyond what stays there."""
     move_s: float | None = None
     """Full-speed seconds of prefill that moving a worker's tail costs; None = tails stay."""
+    workers: tuple[str, ...] | None = None
+    """Those that generate the steps that are not planned yet; None = as the newest plan says, else
+    all."""
 
 
 def predict(history: WorkHistory, outlook: Outlook) -> tuple[Node, ...]:
@@ -90,7 +93,9 @@ class _Steps:
         """By version: the optimizer nodes that make it."""
         self.synced: dict[tuple[int, str], tuple[str, ...]] = {}
         """By version and tenant: the nodes that load it there."""
-        self.rollouts = self._with(*_ROLLOUT)
+        self.rollouts = self._with(*GENERATION)
+        self.gathered: dict[int, dict[SubStageKind, Work]] = {}
+        """What each of so few workers does in a step."""
         self.trainers = self._with("forward_backward", "optimizer", *_LOGPROBS)
         devices = (self.history.tenants[tenant].device for tenant in self.rollouts)
         self.rollout_devices = tuple(dict.fromkeys(d for d in devices if d is not None))
@@ -99,9 +104,9 @@ class _Steps:
         """Generation and rewards for the step from `version`; what training comes after."""
         base = version - self.outlook.max_staleness
         tails: tuple[str, ...] = ()
-        for tenant in self.rollouts:
+        for tenant in self._workers(version):
             after = self.synced.get((base, tenant), self.made.get(base, ()))
-            for kind in _ROLLOUT:
+            for kind in GENERATION:
                 after = self._add(version, tenant, kind, after)
             tails += after
         rewards: tuple[str, ...] = ()
@@ -140,6 +145,29 @@ class _Steps:
         for tenant in self._with("evaluation"):
             self._add(version, tenant, "evaluation", self.made.get(version, ()))
 
+    def _workers(self, version: int) -> list[str]:
+        """That generate the step from `version`."""
+        plans, plan = self.history.plans, self.outlook.workers
+        if version in plans:
+            plan = tuple(plans[version])
+        elif plan is None and plans:
+            plan = tuple(plans[max(plans)])
+        return [name for name in self.rollouts if name in (plan or ())] or self.rollouts
+
+    def _expected(self, version: int, tenant: str, kind: SubStageKind) -> Work | None:
+        """What a step's sub-stage takes in all; None for what was never seen."""
+        if kind in GENERATION and tenant in self.rollouts:
+            num_workers = len(self._workers(version))
+            if num_workers < len(self.rollouts):
+                if num_workers not in self.gathered:
+                    found = expected_of(self.history, num_workers=num_workers)
+                    self.gathered[num_workers] = found
+                return self.gathered[num_workers].get(kind)
+        cost = self.history.tenants[tenant].costs.get(kind)
+        if cost is None or cost.work_s is None:
+            return None
+        return Work(work_s=cost.work_s, num_tokens=cost.num_tokens)
+
     def _with(self, *kinds: SubStageKind) -> list[str]:
         return [
             name
@@ -157,8 +185,8 @@ class _Steps:
         in_order: bool = True,
     ) -> tuple[str, ...]:
         """One node, unless it is over or was never seen; what its followers come after."""
-        cost = self.history.tenants[tenant].costs.get(kind)
-        if cost is None or cost.work_s is None:
+        work = self._expected(version, tenant, kind)
+        if work is None:
             return after
         if (version, tenant, kind) in self.outlook.ended:
             return after
@@ -166,6 +194,8 @@ class _Steps:
         if device is None and kind not in WAITS:
             return after
         before = (*after, *self.last.get(tenant, ())) if in_order else after
+        cost = self.history.tenants[tenant].costs.get(kind)
+        done = None if cost is None else cost.open.get(version)
         movable = kind == "tail_decode" and self.outlook.move_s is not None
         node = Node(
             id=f"{self.outlook.pipeline}/v{version}/{tenant}/{kind}",
@@ -173,7 +203,7 @@ class _Steps:
             version=version,
             kind=kind,
             device=device,
-            work_s=left_s(cost, version=version),
+            work_s=left_s(work, done),
             memory_bytes=0 if device is None else self.outlook.memory_bytes.get(kind, 0),
             after=tuple(dict.fromkeys(before)),
             movable_to=tuple(d for d in self.rollout_devices if d != device) if movable else (),

@@ -16,6 +16,7 @@ from statistics import median
 import msgspec
 
 from jigsawrl.contract.message import Count, SubStageKind
+from jigsawrl.core.gathering import GENERATION, Work, gathered
 from jigsawrl.core.slowdown import Running, SlowdownTable
 
 SMOOTHING = 0.5
@@ -59,7 +60,8 @@ class Sum(msgspec.Struct):
     """Of one version that is not closed yet."""
 
     work_s: float = 0.0
-    num_tokens: int = 0
+    num_iterations: float = 0.0
+    num_tokens: float = 0.0
 
 
 class Cost(msgspec.Struct):
@@ -67,8 +69,9 @@ class Cost(msgspec.Struct):
 
     work_s: float | None = None
     """Average full-speed seconds per step; None before the first closed step."""
+    num_iterations: float = 0.0
     num_tokens: float = 0.0
-    """Average per step."""
+    """Averages per step."""
     open: dict[int, Sum] = {}
     """By version."""
 
@@ -88,6 +91,10 @@ class WorkHistory(msgspec.Struct):
     tenants: dict[str, TenantHistory] = {}
     num_steps: int = 0
     """Steps closed."""
+    plans: dict[int, list[str]] = {}
+    """By version: the workers that generate its step; none = all, as where nothing was planned."""
+    gathered: dict[int, dict[SubStageKind, Cost]] = {}
+    """By the number of workers of such steps: what each of them did."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +117,7 @@ def observe(history: WorkHistory, observation: Observation, *, table: SlowdownTa
     cost = tenant.costs.setdefault(observation.kind, Cost())
     total = cost.open.setdefault(observation.version, Sum())
     total.work_s += observation.duration_s * speed
+    total.num_iterations += observation.num_iterations
     total.num_tokens += observation.num_tokens
 
 
@@ -117,6 +125,8 @@ def close(history: WorkHistory, *, version: int) -> tuple[Comparison, ...]:
     """The step that started from `version` has ended: average what was observed of versions up to it.
     Returns how far predictions were off; nothing for what had none."""
     compared: list[Comparison] = []
+    for at in [at for at, plan in sorted(history.plans.items()) if plan and at <= version]:
+        compared += _close_gathered(history, at)
     for name, tenant in list(history.tenants.items()):
         closing = {v for cost in tenant.costs.values() for v in cost.open if v <= version}
         tenant.num_silent = 0 if closing else tenant.num_silent + 1
@@ -124,44 +134,99 @@ def close(history: WorkHistory, *, version: int) -> tuple[Comparison, ...]:
             del history.tenants[name]
         for at in sorted(closing):
             for kind, cost in tenant.costs.items():
+                if kind in GENERATION and history.plans.get(at):
+                    continue
                 total = cost.open.pop(at, None)
                 if total is None:
                     if kind in OCCASIONAL or cost.work_s is None:
                         continue
                     total = Sum()
                 elif cost.work_s is not None:
-                    compared.append(
-                        Comparison(
-                            version=at,
-                            tenant=name,
-                            kind=kind,
-                            predicted_s=cost.work_s,
-                            observed_s=total.work_s,
-                        )
-                    )
+                    compared.append(_comparison(at, name, kind, cost.work_s, total))
                 _average(cost, total)
+    history.plans = {at: plan for at, plan in history.plans.items() if at > version}
     history.num_steps += 1
     return tuple(compared)
 
 
+def _close_gathered(history: WorkHistory, version: int) -> list[Comparison]:
+    """The generation of a step that few workers shared. What they did is taken out of their own
+    averages, which are of steps that all share."""
+    plan = history.plans[version]
+    expected = expected_of(history, num_workers=len(plan))
+    compared: list[Comparison] = []
+    for kind in GENERATION:
+        totals = {}
+        for name, tenant in history.tenants.items():
+            cost = tenant.costs.get(kind)
+            total = None if cost is None else cost.open.pop(version, None)
+            if total is not None and name in plan:
+                totals[name] = total
+        if kind in expected:
+            compared += [
+                _comparison(version, name, kind, expected[kind].work_s, total)
+                for name, total in totals.items()
+            ]
+        mean = Sum(
+            work_s=sum(t.work_s for t in totals.values()) / len(plan),
+            num_iterations=sum(t.num_iterations for t in totals.values()) / len(plan),
+            num_tokens=sum(t.num_tokens for t in totals.values()) / len(plan),
+        )
+        costs = history.gathered.setdefault(len(plan), {})
+        if totals or kind in costs:
+            _average(costs.setdefault(kind, Cost()), mean)
+    return compared
+
+
+def expected_of(history: WorkHistory, *, num_workers: int) -> dict[SubStageKind, Work]:
+    """What each of so few workers does in a step that they share: as in earlier ones, else as it
+    should be by what all do."""
+    known = history.gathered.get(num_workers)
+    if known is not None:
+        return {kind: _work(cost) for kind, cost in known.items() if cost.work_s}
+    spread = [
+        {kind: _work(t.costs[kind]) for kind in GENERATION if kind in t.costs}
+        for t in history.tenants.values()
+    ]
+    return gathered([worker for worker in spread if worker], num_workers=num_workers)
+
+
+def _work(cost: Cost) -> Work:
+    return Work(
+        work_s=cost.work_s or 0.0, num_iterations=cost.num_iterations, num_tokens=cost.num_tokens
+    )
+
+
+def _comparison(
+    version: int, tenant: str, kind: SubStageKind, predicted_s: float, total: Sum
+) -> Comparison:
+    return Comparison(
+        version=version,
+        tenant=tenant,
+        kind=kind,
+        predicted_s=predicted_s,
+        observed_s=total.work_s,
+    )
+
+
 def reopen(history: WorkHistory, *, version: int) -> None:
     """A rollback to `version`: drop what was observed of steps that are not closed and run again."""
+    history.plans = {at: plan for at, plan in history.plans.items() if at < version}
     for tenant in history.tenants.values():
         for cost in tenant.costs.values():
             cost.open = {at: total for at, total in cost.open.items() if at < version}
 
 
-def left_s(cost: Cost, *, version: int) -> float:
-    """Work left of a version's sub-stage that has not ended: the prediction, less what is done, with
-    the rest scaled by how much more (or less) the done part took than predicted."""
-    predicted_s = cost.work_s or 0.0
-    done = cost.open.get(version)
+def left_s(work: Work, done: Sum | None) -> float:
+    """Work left of a sub-stage that has not ended: the prediction, less what is done, with the rest
+    scaled by how much more (or less) the done part took than predicted."""
+    predicted_s = work.work_s
     if done is None or predicted_s <= 0:
         return predicted_s
     least_s = _LAST_FRACTION * predicted_s
-    if not done.num_tokens or cost.num_tokens <= 0:
+    if not done.num_tokens or work.num_tokens <= 0:
         return max(predicted_s - done.work_s, least_s)
-    fraction = min(1.0, done.num_tokens / cost.num_tokens)
+    fraction = min(1.0, done.num_tokens / work.num_tokens)
     low, high = _CORRECTION
     scale = min(high, max(low, done.work_s / (fraction * predicted_s)))
     return max((1 - fraction) * predicted_s * scale, least_s)
@@ -175,8 +240,8 @@ def median_error(pairs: Iterable[tuple[float, float]]) -> float | None:
 
 
 def _average(cost: Cost, total: Sum) -> None:
-    if cost.work_s is None:
-        cost.work_s, cost.num_tokens = total.work_s, float(total.num_tokens)
-        return
-    cost.work_s += SMOOTHING * (total.work_s - cost.work_s)
-    cost.num_tokens += SMOOTHING * (total.num_tokens - cost.num_tokens)
+    weight = 1.0 if cost.work_s is None else SMOOTHING
+    before_s = cost.work_s or 0.0
+    cost.work_s = before_s + weight * (total.work_s - before_s)
+    cost.num_iterations += weight * (total.num_iterations - cost.num_iterations)
+    cost.num_tokens += weight * (total.num_tokens - cost.num_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import ClassVar
 
 import msgspec
@@ -38,6 +39,10 @@ class Policy(ABC):
 
     def turn(self, state: State, pipeline: Pipeline) -> str | None:
         """None where an active pipeline may begin new work; else what it waits for, for people."""
+        return None
+
+    def workers(self, state: State, pipeline: Pipeline) -> Collection[str] | None:
+        """Rollout workers that shall generate what an active pipeline places now; None = all."""
         return None
 
     def shares(self, state: State) -> Wanted:

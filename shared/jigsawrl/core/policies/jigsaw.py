@@ -9,6 +9,8 @@ steps of all pipelines that meet on a device are predicted, joined into one grap
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from jigsawrl.core import ids, phases
@@ -18,6 +20,7 @@ from jigsawrl.core.migration import MIN_STAY_S, Move
 from jigsawrl.core.observing import TABLE
 from jigsawrl.core.outlook import MAX_DECISIONS, Decided
 from jigsawrl.core.play import Position
+from jigsawrl.core.policies import gather
 from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.unmanaged import start_all
 from jigsawrl.core.prediction import Outlook, predict
@@ -65,6 +68,20 @@ class Jigsaw(Policy):
         """Every queued pipeline, as far as there are devices."""
         return start_all(state)
 
+    def workers(self, state: State, pipeline: Pipeline) -> Collection[str] | None:
+        """Those that its step is planned with."""
+        if self._merges and gather.begins(pipeline):
+            within = gather.Surroundings(
+                budgets=_budgets(state),
+                table=TABLE,
+                terms={name: Terms() for name in state.pipelines},
+                max_hold_s=MAX_HOLD_S,
+            )
+            num = gather.plan(state, pipeline, predict=self._predicted, within=within)
+            state.outlooks.next_s = max(state.outlooks.next_s, state.clock.now_s + num * EXPANDED_S)
+        version = -1 if pipeline.version is None else pipeline.version
+        return pipeline.work.plans.get(version) or None
+
     def shares(self, state: State) -> Wanted:
         """By the last decision; equal where nothing is predicted."""
         self._refresh(state)
@@ -94,7 +111,7 @@ class Jigsaw(Policy):
         memory.signature = signature
         memory.wanted, memory.merges = {}, {}
         nodes = [node for p in state.pipelines.values() if p.active for node in self._predicted(p)]
-        budgets = [DeviceBudget(id=d.id) for n in state.nodes.values() if n.up for d in n.devices]
+        budgets = _budgets(state)
         known = {budget.id for budget in budgets}
         nodes = [node for node in nodes if node.device is None or node.device in known]
         if not nodes:
@@ -113,7 +130,9 @@ class Jigsaw(Policy):
         decision = self._search(position, terms=terms, limits=Limits(), touched=touched)
         _remember(state, decision, ready)
 
-    def _predicted(self, pipeline: Pipeline) -> tuple[Node, ...]:
+    def _predicted(
+        self, pipeline: Pipeline, workers: tuple[str, ...] | None = None
+    ) -> tuple[Node, ...]:
         if pipeline.version is None:
             return ()
         nodes = predict(
@@ -124,10 +143,15 @@ class Jigsaw(Policy):
                 max_staleness=pipeline.spec.max_staleness,
                 last_version=pipeline.spec.num_steps,
                 ended=phases.ended(pipeline),
+                workers=workers,
                 move_s=None if pipeline.spec.max_staleness or not self._merges else MOVE_S,
             ),
         )
         return nodes if self._predicts else _equally_long(nodes)
+
+
+def _budgets(state: State) -> list[DeviceBudget]:
+    return [DeviceBudget(id=d.id) for n in state.nodes.values() if n.up for d in n.devices]
 
 
 def _equally_long(nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -1,0 +1,114 @@
+"""How many of a pipeline's rollout workers generate its next step, and which.
+
+Called by `jigsaw` when a synchronous step begins, before its sequences are placed. Beside other
+pipelines fewer workers can be better than all (`core/gathering`); alone they never are. Every choice is
+judged as a decision is: by playing the next steps of the pipelines that meet on its devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from jigsawrl.core.graph import DeviceBudget, Graph, Node, around
+from jigsawrl.core.lookahead import MIN_PLAYS, Limits, Listed, Terms, listed
+from jigsawrl.core.play import Position
+from jigsawrl.core.slowdown import SlowdownTable
+from jigsawrl.core.state import Pipeline, State
+
+MAX_SINGLE = 4
+"""Up to so many workers each is tried alone; of more, only those whose devices have least to do."""
+
+LEAST_GAIN = 0.02
+"""Of the predicted cost: less is no reason to leave a device."""
+
+PLAYED_NODES = 200
+"""Of one choice: the far end of a longer graph is a guess anyway."""
+
+Predict = Callable[[Pipeline, tuple[str, ...] | None], tuple[Node, ...]]
+"""Nodes of a pipeline's next steps, where these workers generate those that are not planned yet."""
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What choices are judged by."""
+
+    budgets: list[DeviceBudget]
+    table: SlowdownTable
+    terms: dict[str, Terms]
+    max_hold_s: float
+
+
+def begins(pipeline: Pipeline) -> bool:
+    """A step of which nothing is placed yet, nor planned, and that can be predicted. Where batches
+    overlap there is no such moment."""
+    history = pipeline.work
+    return (
+        pipeline.version is not None
+        and pipeline.version not in history.plans
+        and pipeline.spec.max_staleness == 0
+        and history.num_steps > 0
+        and pipeline.open_cut is None
+        and bool(pipeline.groups)
+        and all(s.stage == "waiting" for g in pipeline.groups.values() for s in g.sequences)
+    )
+
+
+def plan(state: State, pipeline: Pipeline, *, predict: Predict, within: Surroundings) -> int:
+    """Choose the workers of the step that begins and remember them; nodes expanded for it."""
+    assert pipeline.version is not None
+    others = [
+        node
+        for other in state.pipelines.values()
+        if other.active and other is not pipeline
+        for node in predict(other, None)
+    ]
+    workers = [t.id for t in pipeline.usable("rollout") if t.device is not None]
+    best: tuple[str, ...] = ()
+    num_expanded = 0
+    if others and len(workers) > 1:
+        cost = None
+        for choice in _choices(pipeline, workers, others):
+            found = _judge((*predict(pipeline, choice), *others), pipeline, within)
+            if found is None:
+                break
+            num_expanded += found.num_expanded
+            if cost is None or _clearly_less(found.cost, cost):
+                best, cost = choice, found.cost
+    pipeline.work.plans[pipeline.version] = list(best) if len(best) < len(workers) else []
+    return num_expanded
+
+
+def _choices(pipeline: Pipeline, workers: list[str], others: list[Node]) -> list[tuple[str, ...]]:
+    """All first, then half of them, and so on, those first whose devices others need least."""
+    load_s: dict[str | None, float] = {}
+    for node in others:
+        load_s[node.device] = load_s.get(node.device, 0.0) + node.work_s
+    order = sorted(workers, key=lambda name: load_s.get(pipeline.tenants[name].device, 0.0))
+    choices = [tuple(workers)]
+    num = len(workers) // 2
+    while num:
+        choices.append(tuple(order[:num]))
+        num //= 2
+    if len(workers) <= MAX_SINGLE:
+        choices += [(name,) for name in order[1:]]
+    return choices
+
+
+def _judge(nodes: tuple[Node, ...], pipeline: Pipeline, within: Surroundings) -> Listed | None:
+    """None where nothing on a known device can be predicted."""
+    known = {budget.id for budget in within.budgets}
+    nodes = tuple(n for n in nodes if n.device is None or n.device in known)
+    touched = {n.device for n in nodes if n.pipeline == pipeline.name and n.device is not None}
+    if not touched:
+        return None
+    graph = Graph(around(nodes, devices=touched), devices=within.budgets)
+    position = Position(graph, within.table, max_hold_s=within.max_hold_s)
+    limits = Limits(max_expanded=PLAYED_NODES * MIN_PLAYS)
+    return listed(position, terms=within.terms, limits=limits)
+
+
+def _clearly_less(cost: tuple[float, float], than: tuple[float, float]) -> bool:
+    if cost[0] != than[0]:
+        return cost[0] < than[0]
+    return cost[1] < (1 - LEAST_GAIN) * than[1]
