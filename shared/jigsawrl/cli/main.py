@@ -85,11 +85,16 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure a part of the system")
     bench.add_argument(
         "subject",
-        choices=["engine", "determinism", "modes"],
+        choices=["engine", "determinism", "modes", "migration", "multiplex"],
         help="engine: against transformers' generate; determinism: what bit equality costs; modes:"
-        " async against sync on a long tail",
+        " async against sync on a long tail; migration: a move of live sequences against a prefill;"
+        " multiplex: several pipelines at once against one after the other",
     )
-    bench.add_argument("--json", action="store_true", help="only the last line, one JSON object")
+    bench.add_argument(
+        "options",
+        nargs=argparse.REMAINDER,
+        help="of the benchmark: --json, and what its --help says",
+    )
     return parser
 
 
@@ -217,9 +222,7 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     require_programs("loadgen")
-    return start_program(
-        f"loadgen.bench.{arguments.subject}", *(["--json"] if arguments.json else [])
-    )
+    return start_program(f"loadgen.bench.{arguments.subject}", *arguments.options)
 
 
 def require_programs(package: str) -> None:

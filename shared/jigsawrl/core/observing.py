@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jigsawrl.contract.events import SubStagesEnded
+from jigsawrl.contract.parts import SubStage
 from jigsawrl.core import phases
 from jigsawrl.core.slowdown import CPU_SLOT, Running, SlowdownTable
 from jigsawrl.core.state import Pipeline, State, Tenant
@@ -26,7 +27,7 @@ def reported(state: State, pipeline: Pipeline, tenant: Tenant, event: SubStagesE
     possible = range(newest - LATE_STEPS + 1, newest + pipeline.spec.pipeline_depth + 1)
     for span in event.spans:
         step = phases.step_of(pipeline, version=span.version, kind=span.kind)
-        if step not in possible:
+        if step not in possible or _is_start(pipeline, span):
             continue
         # Where the time on a core is known, no share needs to be believed.
         measured = span.cpu_s is not None
@@ -43,6 +44,11 @@ def reported(state: State, pipeline: Pipeline, tenant: Tenant, event: SubStagesE
             beside=None if measured else beside,
         )
         observe(pipeline.work, observation, table=TABLE)
+
+
+def _is_start(pipeline: Pipeline, span: SubStage) -> bool:
+    """The first weights: loading them builds the model, and later ones take a fraction of that."""
+    return span.kind == "weight_sync" and span.version <= pipeline.base_version
 
 
 def step_ended(pipeline: Pipeline, *, version: int) -> None:

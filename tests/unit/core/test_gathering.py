@@ -1,0 +1,157 @@
+"""Generation on fewer workers: what it should cost, what it did, and when it is chosen."""
+
+from __future__ import annotations
+
+import pytest
+
+from jigsawrl.contract import commands as c
+from jigsawrl.core.gathering import Work, decode_cost_s, gathered
+from jigsawrl.core.prediction import Outlook, predict
+from jigsawrl.core.slowdown import CPU_SLOT, SlowdownTable
+from jigsawrl.core.work_history import Observation, WorkHistory, close, observe
+from tests.unit.core.world import Faults, World, issued, spec
+
+TABLE = SlowdownTable(CPU_SLOT)
+PER_ITERATION_S, PER_TOKEN_S = 0.003, 0.0001
+
+
+def decode(num_iterations: float, num_tokens: float) -> Work:
+    work_s = num_iterations * PER_ITERATION_S + num_tokens * PER_TOKEN_S
+    return Work(work_s=work_s, num_iterations=num_iterations, num_tokens=num_tokens)
+
+
+SPREAD = [
+    {
+        "prefill": Work(work_s=0.1),
+        "bulk_decode": decode(100, 2500),
+        "tail_decode": decode(400, 800),
+    },
+    {
+        "prefill": Work(work_s=0.1),
+        "bulk_decode": decode(100, 2500),
+        "tail_decode": decode(300, 600),
+    },
+]
+
+
+def test_the_cost_of_an_iteration_and_of_a_token_follow_from_bulk_and_tail() -> None:
+    found = decode_cost_s(decode(200, 5000), decode(700, 1400))
+    assert found == pytest.approx((PER_ITERATION_S, PER_TOKEN_S))
+
+
+def test_without_two_batch_sizes_all_cost_is_of_iterations() -> None:
+    assert decode_cost_s(Work(), decode(100, 100)) == pytest.approx((0.0031, 0.0))
+
+
+def test_one_worker_does_less_than_two_together_and_more_than_each() -> None:
+    one = gathered(SPREAD, num_workers=1)  # type: ignore[arg-type]
+    decoded = one["bulk_decode"] + one["tail_decode"]
+    assert decoded.num_iterations == 500, "the longest sequence is as long anywhere"
+    assert decoded.num_tokens == pytest.approx(6400)
+    assert decoded.work_s == pytest.approx(500 * PER_ITERATION_S + 6400 * PER_TOKEN_S)
+    assert one["prefill"].work_s == pytest.approx(0.2)
+
+
+def test_nothing_is_said_where_no_iterations_were_counted() -> None:
+    assert gathered([{"bulk_decode": Work(work_s=1.0)}], num_workers=1) == {}
+    assert gathered([], num_workers=1) == {}
+
+
+def seen(history: WorkHistory, version: int, tenant: str, work: Work, kind: str) -> None:
+    observation = Observation(
+        pipeline="p",
+        version=version,
+        tenant=tenant,
+        device=f"d{tenant[-1]}",
+        kind=kind,  # type: ignore[arg-type]
+        duration_s=work.work_s,
+        num_iterations=int(work.num_iterations),
+        num_tokens=int(work.num_tokens),
+        share=1.0,
+    )
+    observe(history, observation, table=TABLE)
+
+
+def spread_step(history: WorkHistory, version: int) -> None:
+    for index, worker in enumerate(SPREAD):
+        for kind, work in worker.items():
+            seen(history, version, f"p.rollout{index}", work, kind)
+
+
+def test_planned_steps_have_averages_of_their_own() -> None:
+    history = WorkHistory()
+    spread_step(history, 0)
+    close(history, version=0)
+    history.plans[1] = ["p.rollout1"]
+    (expected,) = (
+        n
+        for n in predict(history, Outlook(pipeline="p", version=1))
+        if n.id.endswith("v1/p.rollout1/tail_decode")
+    )
+    seen(history, 1, "p.rollout1", decode(150, 4000), "bulk_decode")
+    seen(history, 1, "p.rollout1", decode(450, 900), "tail_decode")
+    compared = {one.kind: one for one in close(history, version=1)}
+    assert compared["tail_decode"].predicted_s == pytest.approx(expected.work_s)
+    assert history.gathered[1]["tail_decode"].work_s == pytest.approx(decode(450, 900).work_s)
+    own = history.tenants["p.rollout1"].costs["tail_decode"]
+    assert own.work_s == pytest.approx(SPREAD[1]["tail_decode"].work_s)
+    assert not own.open
+    spread_step(history, 2)
+    assert not any(
+        one.kind == "prefill" and one.predicted_s != pytest.approx(0.1)
+        for one in close(history, version=2)
+    )
+
+
+def test_only_planned_workers_are_predicted() -> None:
+    history = WorkHistory()
+    spread_step(history, 0)
+    close(history, version=0)
+    one = predict(history, Outlook(pipeline="p", version=1, workers=("p.rollout0",)))
+    assert {node.device for node in one} == {"d0"}
+    both = predict(history, Outlook(pipeline="p", version=1))
+    assert {node.device for node in both} == {"d0", "d1"}
+
+
+def placed_on(world: World, pipeline: str) -> list[set[str]]:
+    """Workers of each step's first placements, by step."""
+    steps: dict[str, set[str]] = {}
+    for command in issued(world, c.PlaceSequences):
+        for placement in command.placements:
+            name, group, _ = placement.sequence.split("/")
+            if name == pipeline and placement.epoch == 1:
+                steps.setdefault(group, set()).add(command.worker.id)
+    size = world.scheduler.state.pipelines[pipeline].spec.groups_per_batch
+    groups = list(steps.values())
+    return [set().union(*groups[i : i + size]) for i in range(0, len(groups), size)]
+
+
+def test_beside_another_pipeline_a_step_may_go_to_one_worker_alone_it_goes_to_all() -> None:
+    pair = World(
+        seed=3,
+        faults=Faults(),
+        pipelines=[spec(name, num_steps=10, evaluation=None) for name in ("a", "b")],
+        policy="jigsaw",
+    )
+    pair.run()
+    sizes = [len(workers) for name in ("a", "b") for workers in placed_on(pair, name)]
+    assert 1 in sizes
+    single = World(
+        seed=3,
+        faults=Faults(),
+        pipelines=[spec("a", num_steps=10, evaluation=None)],
+        policy="jigsaw",
+    )
+    single.run()
+    assert all(len(workers) == 2 for workers in placed_on(single, "a"))
+
+
+def test_the_ablation_without_merging_uses_all_workers() -> None:
+    world = World(
+        seed=3,
+        faults=Faults(),
+        pipelines=[spec(name, num_steps=10, evaluation=None) for name in ("a", "b")],
+        policy="jigsaw-no-migration",
+    )
+    world.run()
+    assert all(len(workers) == 2 for name in ("a", "b") for workers in placed_on(world, name))
