@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from loadgen.bench.whole_run import run
 
 PIPELINE = """
 name = "long-tail"
@@ -67,7 +67,9 @@ def main() -> None:
         path.write_text(PIPELINE)
         for pair in range(NUM_PAIRS):
             for mode in ("sync", "async") if pair % 2 == 0 else ("async", "sync"):
-                speed = tokens_per_s(path, ASYNC if mode == "async" else ())
+                changes = ASYNC if mode == "async" else ()
+                measured = run([path], folder=Path(folder) / "runs", changes=changes)
+                speed = measured.trained_tokens_per_s["long-tail"]
                 speeds[mode].append(speed)
                 say(f"pair {pair + 1} of {NUM_PAIRS}: {mode} {speed:,.0f} trained tokens/s")
     pairs = [a / s for a, s in zip(speeds["async"], speeds["sync"], strict=True)]
@@ -79,25 +81,6 @@ def main() -> None:
     }
     print(json.dumps(result))
     sys.stdout.flush()
-
-
-def tokens_per_s(pipeline: Path, changes: tuple[str, ...]) -> float:
-    """Of one whole run, from its summary."""
-    command = [sys.executable, "-m", "jigsawrl.cli.main", "run", str(pipeline)]
-    command += ["--runs-folder", str(pipeline.parent / "runs")]
-    for change in changes:
-        command += ["--set", change]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"a run failed:\n{done.stdout[-2000:]}{done.stderr}")
-    summary = json.loads(done.stdout.splitlines()[-1])
-    return float(summary["pipelines"]["long-tail"]["tokens_per_s"])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Called by `jigsaw` when a synchronous step begins, before its sequences are placed. Beside other
 pipelines fewer workers can be better than all (`core/gathering`); alone they never are. Every choice is
-judged as a decision is: by playing the next steps of the pipelines that meet on its devices.
+judged as a decision is: by playing the next steps of the pipelines that live on its devices.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from jigsawrl.core.graph import DeviceBudget, Graph, Node, around
+from jigsawrl.core.graph import DeviceBudget, Graph, Node
 from jigsawrl.core.lookahead import MIN_PLAYS, Limits, Listed, Terms, listed
 from jigsawrl.core.play import Position
 from jigsawrl.core.slowdown import SlowdownTable
@@ -57,12 +57,7 @@ def begins(pipeline: Pipeline) -> bool:
 def plan(state: State, pipeline: Pipeline, *, predict: Predict, within: Surroundings) -> int:
     """Choose the workers of the step that begins and remember them; nodes expanded for it."""
     assert pipeline.version is not None
-    others = [
-        node
-        for other in state.pipelines.values()
-        if other.active and other is not pipeline
-        for node in predict(other, None)
-    ]
+    others = [node for other in _neighbours(state, pipeline) for node in predict(other, None)]
     workers = [t.id for t in pipeline.usable("rollout") if t.device is not None]
     best: tuple[str, ...] = ()
     num_expanded = 0
@@ -77,6 +72,19 @@ def plan(state: State, pipeline: Pipeline, *, predict: Predict, within: Surround
                 best, cost = choice, found.cost
     pipeline.work.plans[pipeline.version] = list(best) if len(best) < len(workers) else []
     return num_expanded
+
+
+def _neighbours(state: State, pipeline: Pipeline) -> list[Pipeline]:
+    """Others that live on its devices; not those that meet only these, or a whole cluster would be
+    predicted for one step."""
+    devices = {t.device for t in pipeline.tenants.values() if t.device is not None}
+    return [
+        other
+        for other in state.pipelines.values()
+        if other.active
+        and other is not pipeline
+        and any(t.device in devices for t in other.tenants.values())
+    ]
 
 
 def _choices(pipeline: Pipeline, workers: list[str], others: list[Node]) -> list[tuple[str, ...]]:
@@ -102,7 +110,7 @@ def _judge(nodes: tuple[Node, ...], pipeline: Pipeline, within: Surroundings) ->
     touched = {n.device for n in nodes if n.pipeline == pipeline.name and n.device is not None}
     if not touched:
         return None
-    graph = Graph(around(nodes, devices=touched), devices=within.budgets)
+    graph = Graph(nodes, devices=within.budgets)
     position = Position(graph, within.table, max_hold_s=within.max_hold_s)
     limits = Limits(max_expanded=PLAYED_NODES * MIN_PLAYS)
     return listed(position, terms=within.terms, limits=limits)
