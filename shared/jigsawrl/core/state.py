@@ -15,6 +15,7 @@ import msgspec
 from jigsawrl.contract.message import Ledger, Ref, Role, Worker
 from jigsawrl.contract.requests import EvaluationResult
 from jigsawrl.contract.spec import Device, PipelineSpec
+from jigsawrl.core.allotment import Allotment
 from jigsawrl.core.clock import StreamClock
 from jigsawrl.core.ids import IdRanges
 from jigsawrl.core.outlook import Outlooks
@@ -335,6 +336,8 @@ class State(msgspec.Struct):
 
     outlooks: Outlooks = msgspec.field(default_factory=Outlooks)
     """What the policy `jigsaw` decided last."""
+    pool: Allotment = msgspec.field(default_factory=Allotment)
+    """What the policy `rlix` decided last."""
 
     clock: StreamClock = msgspec.field(default_factory=StreamClock)
     sequence: int = 0

@@ -10,13 +10,22 @@ from jigsawrl.core.lookahead import greedy
 from jigsawrl.core.policies.areal import Areal
 from jigsawrl.core.policies.base import Policy
 from jigsawrl.core.policies.jigsaw import Jigsaw
+from jigsawrl.core.policies.rlix import Rlix
 from jigsawrl.core.policies.serial import Serial
 from jigsawrl.core.policies.shuffle import Shuffle
 from jigsawrl.core.policies.unmanaged import Unmanaged, Unpinned
 
 DEFAULT_POLICY = Serial.name
 
-_CHOICES: tuple[Policy, ...] = (Serial(), Unmanaged(), Unpinned(), Areal(), Jigsaw(), Shuffle())
+_CHOICES: tuple[Policy, ...] = (
+    Serial(),
+    Unmanaged(),
+    Unpinned(),
+    Areal(),
+    Rlix(),
+    Jigsaw(),
+    Shuffle(),
+)
 
 _ABLATIONS: tuple[Policy, ...] = (
     Jigsaw("jigsaw-no-migration", merges=False),
