@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from jigsawrl.contract.codec import EVENTS
+from jigsawrl.contract.events import SequencesExported, SharesApplied
+from services.scheduler.segments import read_segments
 from tests.integration.live_run import LiveRun, conserved
 from tests.integration.test_exactness import EXACT, fingerprint_of, learned
 
@@ -80,3 +83,37 @@ def test_beside_each_other_no_bit_changes(
     assert all(p["num_tokens_again"] == 0 for p in pipelines)
     moved = sum(p["num_migrations"] for p in pipelines)
     assert moved == 0 if policy == "unmanaged" else moved > 0
+
+
+def test_hundreds_of_moves_and_changed_shares_change_no_bit(
+    alone: dict[str, Any], tmp_path: Path
+) -> None:
+    """Counted from the recorded events; of the shares what was really applied."""
+    with LiveRun(tmp_path, *CHANGES, pipeline=TEXTS[0], others=TEXTS[1:], policy="shuffle") as live:
+        assert live.wait(400) == 0, live.story()
+        for name in NAMES:
+            found = fingerprint_of(live.run_folder / name, num_steps=NUM_STEPS)
+            assert found == alone[name], name
+        pipelines = live.summary()["pipelines"].values()
+    assert all(conserved(p["groups"]) and conserved(p["sequences"]) for p in pipelines)
+    assert all(p["num_tokens_again"] == 0 for p in pipelines)
+    moved = dict.fromkeys(NAMES, 0)
+    divisions: dict[str, list[dict[str, tuple[float, float]]]] = {}
+    for entry in read_segments(live.run_folder / "scheduler" / "events"):
+        event = EVENTS.decode(entry.payload)
+        if isinstance(event, SequencesExported) and event.pipeline is not None:
+            moved[event.pipeline] += len(event.exported)
+        if isinstance(event, SharesApplied):
+            applied = {one.tenant: (one.asked, one.applied) for one in event.shares}
+            told = divisions.setdefault(event.device, [])
+            if not told or told[-1] != applied:
+                told.append(applied)
+    assert sum(moved.values()) == sum(p["num_migrations"] for p in pipelines)
+    assert min(moved.values()) >= 200, moved
+    assert len(divisions) == 2, "both pipelines are on both cores"
+    for device, told in divisions.items():
+        both = [
+            shares for shares in told if {name.partition(".")[0] for name in shares} == {*NAMES}
+        ]
+        assert len(both) >= 100, (device, len(both))
+        assert sum(min(shares.values())[0] == 0 for shares in both) >= 100, "somebody is held"

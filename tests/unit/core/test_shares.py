@@ -15,6 +15,7 @@ from jigsawrl.contract import parts
 from jigsawrl.contract.message import Worker
 from jigsawrl.core import invariants, shares
 from jigsawrl.core.outbox import Outbox
+from jigsawrl.core.policies.shuffle import SPLIT_S
 from jigsawrl.core.state import State, Tenant
 from tests.unit.core.world import Faults, World, spec
 
@@ -194,3 +195,27 @@ def test_the_next_boot_of_a_node_has_applied_nothing_yet_and_is_told_with_the_st
     assert {o.tenant: o.share for o in starts}["p.trainer0"] == 0.75
     (order,) = (o for o in world.issued[-1] if isinstance(o, c.SetShares))
     assert dict(order.shares) == HALVES  # the policy's view
+
+
+def test_shuffle_holds_each_tenant_in_turn_and_nobody_for_long() -> None:
+    pipelines = [spec(name, evaluation=None) for name in ("a", "b")]
+    world = World(seed=0, faults=Faults(), pipelines=pipelines, policy="shuffle")
+    held_since_s: dict[str, float] = {}
+    longest_s: dict[str, float] = {}
+
+    def watch() -> bool:
+        state = world.scheduler.state
+        for pipeline in state.pipelines.values():
+            for tenant in pipeline.tenants.values():
+                if pipeline.active and tenant.share == 0:
+                    since_s = held_since_s.setdefault(tenant.id, world.now_s)
+                    longest_s[tenant.id] = max(longest_s.get(tenant.id, 0), world.now_s - since_s)
+                else:
+                    held_since_s.pop(tenant.id, None)
+        return not any(p.live for p in state.pipelines.values())
+
+    world.run_until(watch)
+    computing = {f"{name}.{role}" for name in "ab" for role in ("trainer0", "rollout0", "rollout1")}
+    assert set(longest_s) == computing
+    assert max(longest_s.values()) <= SPLIT_S + 0.2, "a tick and a message late at most"
+    invariants.check(world.scheduler.state)
