@@ -120,16 +120,24 @@ def start_of(
     seed: int,
     prompt: Iterable[int],
     resume: SequenceRecord | None,
+    longest_first: bool = False,
 ) -> SequenceStart:
     """How the engine begins a sequence: from its prompt, or from a partial record."""
     if resume is None:
-        return SequenceStart(key=sequence, group=group, seed=seed, prompt=tuple(prompt))
+        return SequenceStart(
+            key=sequence,
+            group=group,
+            seed=seed,
+            prompt=tuple(prompt),
+            longest_first=longest_first,
+        )
     first = resume.num_prompt_tokens
     return SequenceStart(
         key=sequence,
         group=group,
         seed=seed,
         prompt=tuple(prompt),
+        longest_first=longest_first,
         tokens=tuple(resume.tokens.tolist()[first:]),
         logprobs=tuple(resume.logprobs.tolist()[first:]),
         versions=tuple(resume.versions.tolist()[first:]),

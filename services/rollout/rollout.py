@@ -171,7 +171,7 @@ class Rollout:
         older = [p.sequence for p in new if self._holdings.remove(p.sequence, p.epoch)]
         await self._thread.call(lambda engine: engine.drop(older))
         for placement in new:
-            self._hold(placement, command.incarnation, groups[placement.group], partial)
+            self._hold(placement, command, groups[placement.group], partial)
         await self._context.bus.publish_event(
             SequencesAccepted(
                 id=self._context.new_id(SequencesAccepted.tag()),
@@ -184,7 +184,7 @@ class Rollout:
         await self._begin()
 
     def _hold(
-        self, placement: Placement, incarnation: int, group: Any, partial: dict[Ref, Any]
+        self, placement: Placement, command: PlaceSequences, group: Any, partial: dict[Ref, Any]
     ) -> None:
         if not isinstance(group, GroupRecord):
             reason = f"record {placement.group.sequence} is no longer stored, or is no prompt"
@@ -197,13 +197,14 @@ class Rollout:
             seed=placement.seed,
             prompt=group.prompt_tokens.tolist(),
             resume=resume if isinstance(resume, SequenceRecord) else None,
+            longest_first=command.longest_first,
         )
         self._holdings.add(
             Holding(
                 sequence=placement.sequence,
                 epoch=placement.epoch,
                 group=group.group,
-                incarnation=incarnation,
+                incarnation=command.incarnation,
                 # One that moved here goes on with weights as new as those that made its tokens.
                 min_version=max((placement.min_version, *start.versions)),
                 start=start,

@@ -25,6 +25,8 @@ class SequenceStart(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     """Any 64 bits; the draw of a token depends on (seed, position in the sequence) only."""
     prompt: tuple[int, ...]
+    longest_first: bool = False
+    """Of those that wait one of each group joins first, then those of the longest group."""
     max_new_tokens: int | None = None
     """Ends before the engine's own limit; None = at that."""
     tokens: tuple[int, ...] = ()
@@ -89,7 +91,8 @@ class Engine(Protocol):
         """Why the loaded model can't generate this sequence, in one line; None where it can."""
 
     def add(self, starts: Iterable[SequenceStart]) -> None:
-        """Queue sequences that `check` passes; they join at the next steps, in this order."""
+        """Queue sequences that `check` passes; they join at the next steps, in this order unless one
+        asks for `longest_first`."""
 
     def drop(self, keys: Iterable[str]) -> None:
         """Forget sequences; unknown keys are no error."""

@@ -121,6 +121,15 @@ class Slots:
         """Tokens of the longest sequence."""
         return int(self._last[: self.num_running].max()) + 1 if self.running else 0
 
+    def longest_of_groups(self) -> dict[str, int]:
+        """By group: the new tokens of its longest sequence here."""
+        longest: dict[str, int] = {}
+        lasts = self._last[: self.num_running].tolist()
+        for one, last in zip(self.running, lasts, strict=True):
+            num_tokens = last + 1 - len(one.start.prompt)
+            longest[one.start.group] = max(longest.get(one.start.group, 0), num_tokens)
+        return longest
+
     def read(self, slot: int) -> Generated:
         """What was generated in a slot."""
         start = self.running[slot].start

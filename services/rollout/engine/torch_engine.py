@@ -10,7 +10,6 @@ sequences of a group share one prefill of their prompt whatever becomes of them 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
@@ -27,6 +26,7 @@ from services.rollout.engine.lengths import DrawnLengths
 from services.rollout.engine.model import Decoder, Part
 from services.rollout.engine.sampling import Sampling, draw
 from services.rollout.engine.slots import Running, Slots
+from services.rollout.engine.waiting import Waiting
 
 log = structlog.get_logger()
 
@@ -75,7 +75,7 @@ class TorchEngine:
         self._max_running = max_running
         self._device, self._dtype = device, dtype
         self._slots = Slots(device)
-        self._waiting: deque[SequenceStart] = deque()
+        self._waiting = Waiting()
         self._loaded: Loaded | None = None
         self._agreement: Agreement | None = None
         self._stops = torch.empty(0, dtype=torch.int64, device=device)
@@ -124,12 +124,12 @@ class TorchEngine:
         return None
 
     def add(self, starts: Iterable[SequenceStart]) -> None:
-        self._waiting.extend(starts)
+        self._waiting.add(starts)
 
     @torch.inference_mode()
     def drop(self, keys: Iterable[str]) -> None:
         gone = set(keys)
-        self._waiting = deque(start for start in self._waiting if start.key not in gone)
+        self._waiting.drop(gone)
         running = self._slots.running
         self._leave({slot for slot, one in enumerate(running) if one.start.key in gone})
 
@@ -231,6 +231,8 @@ class TorchEngine:
         self._longest += 1
         for slot, stopped in done:
             read = self._slots.read(slot)
+            group = self._slots.running[slot].start.group
+            self._waiting.ended(group, num_tokens=len(read.tokens))
             reason = "stop" if stopped else "length"
             finished.append(msgspec.structs.replace(read, finish_reason=reason))
         self._leave({slot for slot, _ in done})
@@ -266,7 +268,8 @@ class TorchEngine:
         loaded = self._ready()
         first = self.num_running
         num = min(len(self._waiting), self._max_running - first)
-        joining = [self._running(self._waiting.popleft()) for _ in range(num)]
+        starts = self._waiting.take(num, running=self._slots.longest_of_groups)
+        joining = [self._running(start) for start in starts]
         lengths = [len(one.start.prompt) + len(one.start.tokens) for one in joining]
         sources = self._siblings()
         self._reserve(max(*lengths, self._longest) + 1, num_slots=first + num)

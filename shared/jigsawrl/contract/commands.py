@@ -124,6 +124,9 @@ class PlaceSequences(Command, frozen=True, kw_only=True):
 
     incarnation: Count
     placements: tuple[Placement, ...]
+    longest_first: bool = False
+    """Where they do not all run at once: first one of each group, then those of the group with the
+    longest sample so far, instead of in this order."""
 
 
 class Drop(Command, frozen=True, kw_only=True):

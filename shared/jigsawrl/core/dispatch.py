@@ -51,7 +51,12 @@ def make(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
 
 
 def place(
-    pipeline: Pipeline, now_s: float, outbox: Outbox, *, workers: Collection[str] | None = None
+    pipeline: Pipeline,
+    now_s: float,
+    outbox: Outbox,
+    *,
+    workers: Collection[str] | None = None,
+    longest_first: bool = False,
 ) -> None:
     """Place waiting sequences: those that moved where they were to go, of each group the others
     together on one of the `workers`, or of all where none of these is there."""
@@ -87,6 +92,7 @@ def place(
                 **outbox.to(pipeline.tenants[name].worker),
                 incarnation=pipeline.incarnation,
                 placements=tuple(placements),
+                longest_first=longest_first,
             )
         )
 

@@ -244,8 +244,13 @@ class Scheduler:
             self._admit(pipeline)
             dispatch.drop(pipeline, outbox)
             dispatch.make(pipeline, now_s, outbox)
-            chosen = self._policy.workers(self.state, pipeline)
-            dispatch.place(pipeline, now_s, outbox, workers=chosen)
+            dispatch.place(
+                pipeline,
+                now_s,
+                outbox,
+                workers=self._policy.workers(self.state, pipeline),
+                longest_first=self._policy.longest_first(pipeline),
+            )
             migration.migrate(pipeline, self._policy.moves(self.state, pipeline), now_s, outbox)
             dispatch.score(pipeline, now_s, outbox)
             evaluation.evaluate(pipeline, outbox)

@@ -112,3 +112,17 @@ def test_work_of_steps_that_can_not_be_under_way_is_not_believed() -> None:
     assert pipeline.work.tenants["p.trainer0"].costs["forward_backward"].open == before
     world.run()
     invariants.check(world.scheduler.state)
+
+
+def test_longest_first_is_asked_for_where_a_step_waits_for_its_longest_sequence() -> None:
+    pipelines = [spec("a"), asynchronous(1, name="b")]
+    world = World(seed=0, faults=Faults(), pipelines=pipelines, policy="jigsaw")
+    world.run()
+    asked = {
+        (command.worker.id.partition(".")[0], command.longest_first)
+        for command in issued(world, c.PlaceSequences)
+        if isinstance(command, c.PlaceSequences)
+    }
+    assert asked == {("a", True), ("b", False)}
+    check_replay(world)
+    invariants.check(world.scheduler.state)

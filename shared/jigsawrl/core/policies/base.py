@@ -50,6 +50,11 @@ class Policy(ABC):
         tenants that take turns lose nothing by that, as who works has what others leave."""
         return equal(state)
 
+    def longest_first(self, pipeline: Pipeline) -> bool:
+        """Whether sequences that wait in an engine join by what is known of their groups' lengths, and
+        not in order of admission."""
+        return False
+
     def moves(self, state: State, pipeline: Pipeline) -> list[Move]:
         """Running sequences of an active pipeline that shall go to other rollout workers now."""
         return []

@@ -87,6 +87,11 @@ class Jigsaw(Policy):
         self._refresh(state)
         return equal(state) | (_still_there(state) if self._divides else {})
 
+    def longest_first(self, pipeline: Pipeline) -> bool:
+        """Where a step waits for its longest sequence. Where batches overlap, an earlier step would
+        wait for a later one's."""
+        return not pipeline.spec.max_staleness
+
     def moves(self, state: State, pipeline: Pipeline) -> list[Move]:
         """All that a worker generates, where its tail merges with another's."""
         merges = state.outlooks.merges.get(pipeline.name, {}) if self._merges else {}
