@@ -1,8 +1,9 @@
 """``python -m services.scheduler.why STATE_DIR [PIPELINE]``: what each worker does, and why.
 
-Prints, as of the last recorded event: every tenant with its device, share and work; what the pipeline
-waits for; how far predictions were off; and the last decisions of the look-ahead, with the makespan
-that each expected against the one without it.
+Prints, as of the last recorded event: every tenant with its device, share, work and the reason for it;
+what the pipeline waits for; how far predictions were off; and the last decisions of the
+look-ahead, with what each expected against the list schedule, and, once its steps have ended, how long
+these really took.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
-from jigsawrl.core import phases
 from jigsawrl.core.outlook import Decided
 from jigsawrl.core.state import Pipeline, State
 from jigsawrl.core.status import pipeline_status
 from jigsawrl.core.work_history import median_error
+from services.scheduler.reasons import doing
 from services.scheduler.recorded import last_state
 
 NUM_DECISIONS = 8
@@ -33,33 +35,69 @@ def explain(state: State, pipeline: str | None = None) -> Iterator[str]:
         yield from _pipeline(state, one)
     names = {one.name for one in shown}
     decisions = [d for d in state.outlooks.decisions if names & _pipelines(d)]
+    yield from _effect(state, decisions)
     yield f"last {min(NUM_DECISIONS, len(decisions))} of {len(decisions)} recorded decisions:"
     for decision in decisions[-NUM_DECISIONS:]:
-        yield from _decision(decision)
+        yield from _decision(state, decision)
 
 
 def _pipeline(state: State, pipeline: Pipeline) -> Iterator[str]:
     error = median_error(pipeline.errors)
     told = "nothing predicted yet" if error is None else f"predictions off by {error:.0%} (median)"
     yield f"{pipeline.name}: {pipeline.stage}, version {pipeline.version}; {told}"
-    kinds = phases.current_kinds(pipeline) if pipeline.active else {}
     for tenant in pipeline.tenants.values():
         share = "" if tenant.share is None else f", share {tenant.share:.2f}"
         if tenant.applied_share is not None:
             share += f" (applied {tenant.applied_share:.2f})"
         where = tenant.device or "no device"
-        yield f"  {tenant.id}: {kinds.get(tenant.id, 'idle')} on {where}{share}"
+        what, why = doing(state, pipeline, tenant)
+        yield f"  {tenant.id}: {what} on {where}{share}: {why}"
     for wait in pipeline_status(state, pipeline).waiting_for:
         yield f"  waits for {wait}"
 
 
-def _decision(decision: Decided) -> Iterator[str]:
-    gain = (
-        1 - decision.makespan_s / decision.default_makespan_s if decision.default_makespan_s else 0
-    )
+def took_s(state: State, decision: Decided) -> float | None:
+    """From a decision until the last of the steps that it looked at had ended; None while one has not,
+    or did not in this history."""
+    ends: list[float] = []
+    for name, version in decision.until.items():
+        pipeline = state.pipelines.get(name)
+        end_s = None if pipeline is None else pipeline.version_s.get(version)
+        if end_s is None or end_s < decision.now_s:
+            return None
+        ends.append(end_s)
+    return max(ends, default=decision.now_s) - decision.now_s if ends else None
+
+
+def _effect(state: State, decisions: list[Decided]) -> Iterator[str]:
+    """Of all decisions that are recorded."""
+    told = [(one, took) for one in decisions if (took := took_s(state, one)) is not None]
+    predicted = [(one, took) for one, took in told if one.makespan_s > 0]
+    if predicted:
+        ratio = median(took / one.makespan_s for one, took in predicted)
+        gain = median(_gain(one) for one, _ in predicted)
+        yield (
+            f"{len(predicted)} decisions whose steps have ended: these took {ratio:.2f} times what"
+            f" was predicted, which was {gain:.1%} less than by the list schedule (medians)"
+        )
+
+
+def _gain(decision: Decided) -> float:
+    """Predicted, as a fraction of the makespan of the list schedule."""
+    default_s = decision.default_makespan_s
+    return 1 - decision.makespan_s / default_s if default_s else 0.0
+
+
+def _decision(state: State, decision: Decided) -> Iterator[str]:
+    steps = ", ".join(f"{name} to version {v}" for name, v in decision.until.items())
+    took = took_s(state, decision)
+    actual = "they have not ended" if took is None else f"they took {took:.2f} s"
+    if took is not None and decision.makespan_s > 0:
+        actual += f", {took / decision.makespan_s:.2f} times that"
     yield (
         f"  {decision.now_s:.1f} s: expects the next steps to end in {decision.makespan_s:.2f} s,"
-        f" {gain:.0%} sooner than without look-ahead ({decision.num_expanded} nodes played)"
+        f" {_gain(decision):.1%} sooner than by the list schedule ({decision.num_expanded} nodes"
+        f" played); {actual} ({steps})"
     )
     for node, share in decision.shares.items():
         yield f"    {'hold' if share == 0 else f'share {share:g}'}: {node}"

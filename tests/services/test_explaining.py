@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from jigsawrl.contract.codec import encode
+from jigsawrl.contract.events import VersionPublished
 from services.scheduler.graph import describe, graph_of, picture, played
+from services.scheduler.reasons import doing
 from services.scheduler.recorded import last_state
 from services.scheduler.segments import Entry, write_segment
 from services.scheduler.snapshots import Snapshot, encode_snapshot, write_snapshot
-from services.scheduler.why import explain
+from services.scheduler.why import explain, took_s
 from tests.unit.core.world import Faults, World, spec
 
 
@@ -76,3 +79,63 @@ def test_without_history_there_is_no_graph_yet() -> None:
     world.run_until(lambda: world.scheduler.state.pipelines["p"].version == 0)
     with pytest.raises(ValueError, match="nothing is predicted yet"):
         graph_of(world.scheduler.state)
+
+
+def test_decisions_whose_steps_have_ended_are_compared_with_what_was_predicted(
+    world: World,
+) -> None:
+    state = world.scheduler.state
+    published_s = {
+        (event.pipeline, event.version): timestamp_s
+        for event, timestamp_s, _ in world.log
+        if isinstance(event, VersionPublished)
+    }
+    begun_s = world.log[0][1]
+    offset_s = world.now_s - begun_s - state.clock.now_s
+    ended = [one for one in state.outlooks.decisions if took_s(state, one) is not None]
+    assert 4 < len(ended) < len(state.outlooks.decisions), "the last ones have not"
+    for decision in ended:
+        ends = [published_s[name, version] for name, version in decision.until.items()]
+        took = took_s(state, decision)
+        assert took is not None
+        since_s = max(ends) - begun_s - offset_s - decision.now_s
+        assert took == pytest.approx(since_s, abs=0.3)
+    assert {name for one in ended for name in one.until} == {"a", "b"}
+    text = "\n".join(explain(state))
+    assert f"{len(ended)} decisions whose steps have ended: these took " in text
+    assert "sooner than by the list schedule" in text
+    assert "they have not ended (a to version " in text
+
+
+def test_why_gives_a_reason_for_every_worker(world: World) -> None:
+    lines = [line for line in explain(world.scheduler.state) if line.startswith("  ")]
+    tenants = [t for p in world.scheduler.state.pipelines.values() for t in p.tenants]
+    for name in tenants:
+        [line] = [line for line in lines if line.startswith(f"  {name}: ")]
+        assert not line.endswith(": ")
+
+
+def test_what_a_worker_waits_for_is_told_at_each_stage() -> None:
+    told: dict[str, set[str]] = {}
+    made = World(seed=0, faults=Faults(), pipelines=[spec("a", evaluation=None)], policy="jigsaw")
+    state = made.scheduler.state
+
+    def watch() -> bool:
+        for tenant in state.pipelines["a"].tenants.values():
+            kind, why = doing(state, state.pipelines["a"], tenant)
+            told.setdefault(tenant.role, set()).add(f"{kind}: {re.sub('[0-9.]+', 'N', why)}")
+        return not state.pipelines["a"].live
+
+    made.run_until(watch)
+    assert told["trainer"] >= {
+        "idle: its process is not up",
+        "idle: it sets itself up",
+        "idle: the batch for version N lacks N sequences and N scores",
+        "forward_backward: step to version N; equal shares: nothing is predicted",
+        "idle: its pipeline is finished",
+    }
+    assert told["rollout"] >= {
+        "idle: version N is being trained",
+        "tail_decode: N sequences of version N; equal shares: nothing is predicted",
+    }
+    assert "scores: N were ordered" in told["reward"]

@@ -104,7 +104,7 @@ def published(state: State, pipeline: Pipeline, event: VersionPublished) -> None
     if again:
         return
     pipeline.version = event.version
-    observing.step_ended(pipeline, version=event.version)
+    observing.step_ended(pipeline, version=event.version, now_s=state.clock.now_s)
     if batch is not None:
         _train(pipeline, batch, event.num_trained_tokens)
     if event.metrics:

@@ -18,6 +18,9 @@ what ends their part of a step."""
 
 MAX_ERRORS = 256
 
+MAX_VERSIONS = 64
+"""Whose times are kept: more steps than the decisions that are kept look at."""
+
 
 def reported(state: State, pipeline: Pipeline, tenant: Tenant, event: SubStagesEnded) -> None:
     """Spans of a living boot, brought to full speed by the share it had beside its neighbour. Of steps
@@ -51,8 +54,11 @@ def _is_start(pipeline: Pipeline, span: SubStage) -> bool:
     return span.kind == "weight_sync" and span.version <= pipeline.base_version
 
 
-def step_ended(pipeline: Pipeline, *, version: int) -> None:
+def step_ended(pipeline: Pipeline, *, version: int, now_s: float) -> None:
     """`version` is published."""
+    pipeline.version_s[version] = now_s
+    for old in sorted(pipeline.version_s)[:-MAX_VERSIONS]:
+        del pipeline.version_s[old]
     compared = close(pipeline.work, version=version - LATE_STEPS)
     pipeline.errors += [(one.predicted_s, one.observed_s) for one in compared]
     del pipeline.errors[:-MAX_ERRORS]
@@ -60,6 +66,7 @@ def step_ended(pipeline: Pipeline, *, version: int) -> None:
 
 def rolled_back(pipeline: Pipeline, *, version: int) -> None:
     """To this version."""
+    pipeline.version_s = {v: s for v, s in pipeline.version_s.items() if v <= version}
     reopen(pipeline.work, version=version)
 
 

@@ -22,6 +22,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     default_makespan_s: float
     """The same without look-ahead."""
     num_expanded: int
+    until: dict[str, int] = {}
+    """By pipeline: the version with which the steps looked at end."""
 
 
 class Outlooks(msgspec.Struct):

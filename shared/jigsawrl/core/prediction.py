@@ -32,6 +32,9 @@ from jigsawrl.core.work_history import WorkHistory, expected_of, left_s
 
 _LOGPROBS: tuple[SubStageKind, ...] = ("reference_logprobs", "proximal_logprobs")
 
+HORIZON_STEPS = 2
+"""The step under way and the next: what is decided in one shows in the other."""
+
 SubStageId = tuple[int, str, SubStageKind]
 """Version, tenant, kind."""
 
@@ -42,7 +45,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     version: int
     """The newest version; the step under way turns it into the next."""
-    num_steps: int = 2
+    num_steps: int = HORIZON_STEPS
     """Steps ahead, the one under way included."""
     max_staleness: int = 0
     """eta: that many further rollouts may run meanwhile, and are predicted too."""

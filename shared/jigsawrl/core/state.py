@@ -248,6 +248,8 @@ class Pipeline(msgspec.Struct):
 
     # Prediction
     work: WorkHistory = msgspec.field(default_factory=WorkHistory)
+    version_s: dict[int, float] = {}
+    """Stream time at which the last versions were published first."""
     errors: list[tuple[float, float]] = []
     """(predicted, observed) full-speed seconds of the sub-stages that ended last."""
 

@@ -9,7 +9,7 @@ steps of all pipelines that meet on a device are predicted, joined into one grap
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -23,7 +23,7 @@ from jigsawrl.core.play import Position
 from jigsawrl.core.policies import gather
 from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.unmanaged import start_all
-from jigsawrl.core.prediction import Outlook, predict
+from jigsawrl.core.prediction import HORIZON_STEPS, Outlook, predict
 from jigsawrl.core.shares import Wanted, equal
 from jigsawrl.core.state import Pipeline, State
 
@@ -133,7 +133,7 @@ class Jigsaw(Policy):
         )
         terms = {name: Terms() for name in graph.pipelines}
         decision = self._search(position, terms=terms, limits=Limits(), touched=touched)
-        _remember(state, decision, ready)
+        _remember(state, decision, ready, graph.pipelines)
 
     def _predicted(
         self, pipeline: Pipeline, workers: tuple[str, ...] | None = None
@@ -177,7 +177,9 @@ def _signature(state: State) -> str:
     return f"{parts} {overdue}"
 
 
-def _remember(state: State, decision: Decision, ready: dict[str, Node]) -> None:
+def _remember(
+    state: State, decision: Decision, ready: dict[str, Node], pipelines: Iterable[str]
+) -> None:
     memory, now_s = state.outlooks, state.clock.now_s
     for id, share in decision.shares.items():
         if share > 0:
@@ -193,11 +195,18 @@ def _remember(state: State, decision: Decision, ready: dict[str, Node]) -> None:
             makespan_s=decision.makespan_s,
             default_makespan_s=decision.default_makespan_s,
             num_expanded=decision.num_expanded,
+            until={name: _end(state.pipelines[name]) for name in pipelines},
         )
     )
     del memory.decisions[:-MAX_DECISIONS]
     memory.wanted = _divided(state, decision, ready)
     memory.merges = _merged(state, decision, ready)
+
+
+def _end(pipeline: Pipeline) -> int:
+    """The version with which its predicted steps end."""
+    assert pipeline.version is not None
+    return min(pipeline.version + HORIZON_STEPS, pipeline.spec.num_steps)
 
 
 def _divided(state: State, decision: Decision, ready: dict[str, Node]) -> Wanted:
