@@ -44,13 +44,14 @@ def test_only_the_trainer_is_told_where_the_run_folder_is(tmp_path: Path) -> Non
 async def programs(
     url: str, logs: Path
 ) -> AsyncIterator[Callable[..., Awaitable[asyncio.subprocess.Process]]]:
-    """``await start(module, *arguments, hidden=FOLDER)``; all are stopped at the end, in time."""
+    """``await start(module, *arguments, hidden=FOLDER)``; all are stopped at the end, in time. With
+    `by` it takes another way to the server than theirs."""
     started: list[asyncio.subprocess.Process] = []
 
     async def start(
-        module: str, *arguments: str, hidden: Path | None = None
+        module: str, *arguments: str, hidden: Path | None = None, by: str = url
     ) -> asyncio.subprocess.Process:
-        command = [sys.executable, "-m", module, "--url", url, *arguments]
+        command = [sys.executable, "-m", module, "--url", by, *arguments]
         if hidden is not None:
             hide = f"mount -t tmpfs -o mode=000 none {shlex.quote(str(hidden))}"
             command = ["unshare", "-m", "sh", "-c", f"{hide} && exec {shlex.join(command)}"]
@@ -71,9 +72,11 @@ async def programs(
             await asyncio.gather(*(process.wait() for process in started))
 
 
-async def until(client: PipelineClient, condition: Callable[[Status], bool]) -> None:
+async def until(
+    client: PipelineClient, condition: Callable[[Status], bool], *, timeout_s: float = 60
+) -> None:
     """Wait for something to be true of the status."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(timeout_s):
         while client.status is None or not condition(client.status):
             await asyncio.sleep(0.1)
 
