@@ -23,6 +23,7 @@ from jigsawrl.config_base import (
     PositiveInt,
     Table,
 )
+from jigsawrl.config_scheduling import SchedulingConfig
 from jigsawrl.contract.spec import DynamicSamplingSpec, EvaluationSpec, PipelineSpec
 from jigsawrl.contract.streams import check_name
 
@@ -302,6 +303,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
     algorithm: AlgorithmConfig = GRPOConfig()
     trainer: TrainerConfig
     evaluation: EvaluationConfig = EvaluationConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
 
     def __post_init__(self) -> None:
         check_name(self.name, "name")
@@ -361,6 +363,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
             evaluation=evaluation if self.evaluation.enabled else None,
             dynamic_sampling=self.trainer.dynamic_sampling_spec(),
             device=self.device,
+            terms=self.scheduling.terms(),
         )
 
 

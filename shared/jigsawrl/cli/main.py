@@ -11,9 +11,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, CommandError, ConfigError
+
+if TYPE_CHECKING:
+    from jigsawrl.config import PipelineConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,6 +141,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if policy not in POLICIES:
         known = ", ".join(POLICIES)
         raise CommandError(f"--policy {policy}: choose one of {known}", status=EXIT_BAD_INPUT)
+    _check_terms(configs, policy)
     return run(
         configs,
         policy=policy,
@@ -145,6 +149,20 @@ def _run(arguments: argparse.Namespace) -> int:
         runs_folder=arguments.runs_folder or Path("runs"),
         name=arguments.name,
     )
+
+
+def _check_terms(configs: Sequence[PipelineConfig], policy: str) -> None:
+    """Raise `CommandError` for promises that can't be kept together, or by nobody."""
+    from jigsawrl.core.policies import POLICIES
+    from jigsawrl.core.terms import contradiction
+
+    specs = [config.spec() for config in configs]
+    for place, spec in enumerate(specs):
+        why = contradiction(
+            spec, specs[:place], policy=policy, keeps_terms=POLICIES[policy].keeps_terms
+        )
+        if why is not None:
+            raise CommandError(why, status=EXIT_BAD_INPUT)
 
 
 def _resume(arguments: argparse.Namespace) -> int:

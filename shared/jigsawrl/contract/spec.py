@@ -26,6 +26,17 @@ class DynamicSamplingSpec(msgspec.Struct, frozen=True, kw_only=True):
     there is, one group at least."""
 
 
+class TermsSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pipeline is promised where it competes with others."""
+
+    weight: float = 1.0
+    """Of its finish among those of equal priority, above 0."""
+    max_slowdown: float | None = None
+    """Time for its steps over the time alone, 1 or more; None = no cap."""
+    priority: int = 0
+    """Higher goes first."""
+
+
 class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One pipeline as the scheduler sees it."""
 
@@ -54,6 +65,7 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     dynamic_sampling: DynamicSamplingSpec | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Kind of device that its tenants live on; auto = GPUs where the cluster has any."""
+    terms: TermsSpec = TermsSpec()
 
 
 class Device(msgspec.Struct, frozen=True, order=True):

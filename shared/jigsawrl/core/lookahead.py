@@ -48,6 +48,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """Since the first step of the graph began."""
     alone_elapsed_s: float = 0.0
     """What that part would have taken alone."""
+    alone_left_s: float | None = None
+    """What is left of the graph takes alone; None = as long as its longest path."""
+    priority: int = 0
+    """The pipelines of a higher one are judged first; those of a lower one between equal choices."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,8 +87,9 @@ class _Choice(msgspec.Struct, frozen=True):
     """The pipeline that goes first in the list schedule, now and later."""
 
 
-_Cost = tuple[float, float]
-"""(excess over latency caps, makespan and weighted finish); less is better, in this order."""
+_Cost = tuple[float, ...]
+"""(excess over latency caps, makespan and weighted finish) of each priority, the highest first; less is
+better, in this order."""
 
 
 class Search(Protocol):
@@ -202,10 +207,18 @@ class _Search:
         self.num_expanded = self.num_candidates = 0
         self.max_nodes = max(1, limits.max_expanded // MIN_PLAYS)
         self.alone_s = {
-            name: position.path_of_s(name)
+            name: position.path_of_s(name) if left_s is None else left_s
             for name, promised in self.terms.items()
             if promised.max_slowdown is not None
+            for left_s in [promised.alone_left_s]
         }
+        self.classes: dict[int, list[str]] = {}
+        """Pipelines by priority, the highest first."""
+        for name in sorted(self.terms, key=lambda name: -self.terms[name].priority):
+            self.classes.setdefault(self.terms[name].priority, []).append(name)
+        weights = ([self.terms[n].weight for n in names] for names in self.classes.values())
+        self.finish_weight = [FINISH_WEIGHT + 1 - min(each) / max(each) for each in weights]
+        """By place of a priority: unequal weights are a wish that the makespan may not outvote."""
         self.best = _Choice((), {})
         self.cost, self.makespan_s = self.judge(self.best)
         self.default_makespan_s = self.makespan_s
@@ -285,23 +298,29 @@ class _Search:
         finish_s = position.estimate_finish_s()
         now_s = self.position.now_s
         end_s = max([*finish_s.values(), position.estimate_makespan_s()])
-        excess = total = weights = 0.0
-        for name, promised in self.terms.items():
-            left_s = max(0.0, finish_s[name] - now_s)
-            total += promised.weight * left_s
-            weights += promised.weight
-            if promised.max_slowdown is not None:
-                alone_s = promised.alone_elapsed_s + self.alone_s[name]
-                cap_s = promised.max_slowdown * alone_s
-                excess += promised.weight * max(0.0, promised.elapsed_s + left_s - cap_s)
-        makespan_s = end_s - now_s
-        return (excess, makespan_s + FINISH_WEIGHT * total / (weights or 1.0)), makespan_s
+        cost: list[float] = []
+        for names in self.classes.values():
+            excess = total = weights = 0.0
+            for name in names:
+                promised = self.terms[name]
+                left_s = max(0.0, finish_s[name] - now_s)
+                total += promised.weight * left_s
+                weights += promised.weight
+                if promised.max_slowdown is not None:
+                    alone_s = promised.alone_elapsed_s + self.alone_s[name]
+                    cap_s = promised.max_slowdown * alone_s
+                    excess += promised.weight * max(0.0, promised.elapsed_s + left_s - cap_s)
+            last = len(cost) == 2 * (len(self.classes) - 1)
+            latest_s = end_s if last else max(finish_s[name] for name in names)
+            cost += excess, latest_s - now_s + self.finish_weight[len(cost) // 2] * total / weights
+        return tuple(cost), end_s - now_s
 
 
 def _better(cost: _Cost, than: _Cost) -> bool:
-    if cost[0] != than[0] and min(cost[0], than[0]) < _BETTER * max(cost[0], than[0]):
-        return cost[0] < than[0]
-    return cost[1] < _BETTER * than[1]
+    for one, other in zip(cost, than, strict=True):
+        if min(one, other) < _BETTER * max(one, other):
+            return one < other
+    return False
 
 
 def _touched(position: Position, touched: Collection[str] | None) -> set[int]:

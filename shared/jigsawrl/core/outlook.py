@@ -26,6 +26,23 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """By pipeline: the version with which the steps looked at end."""
 
 
+class Pace(msgspec.Struct):
+    """How a pipeline with a latency cap gets on, against its time alone; see `core.pace`."""
+
+    since_s: float | None = None
+    """Stream time at which the step under way began; None before the first version."""
+    elapsed_s: float = 0.0
+    """Of the steps that ended."""
+    alone_s: float = 0.0
+    """What those would have taken alone."""
+    step_alone_s: float = 0.0
+    """What the last of them would have; 0 before any history."""
+    ahead_alone_s: float = 0.0
+    """What was predicted at the beginning of the step under way takes alone."""
+    num_unknown: int = 0
+    """Ended steps that are not in `alone_s`: there was no history yet."""
+
+
 class Outlooks(msgspec.Struct):
     """Of the whole cluster."""
 
@@ -39,4 +56,6 @@ class Outlooks(msgspec.Struct):
     """By pipeline: rollout worker -> the one that takes over all that it generates."""
     held_since_s: dict[str, float] = {}
     """By node id: stream time since which a ready node has had no share."""
+    late: list[str] = []
+    """Pipelines that are behind their latency caps."""
     decisions: list[Decided] = []

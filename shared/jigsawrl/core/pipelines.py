@@ -15,16 +15,16 @@ MAX_SUBMISSIONS = 100
 freeze, and never so late."""
 
 
-def submitted(state: State, event: PipelineSubmitted) -> None:
-    """Queue a pipeline. A name may be used again after its pipeline ended and its
-    tenants were told to stop; gang epochs go on rising,
-    so that what an old trainer says is not taken for the new one's word. A repeat is ignored, also
-    when its pipeline has ended: the server knows ids for two minutes only."""
+def submitted(state: State, event: PipelineSubmitted) -> Pipeline | None:
+    """Queue a pipeline; None where it is not new. A name may be used again after its pipeline ended
+    and its tenants were told to stop; gang epochs go on rising, so that what an old trainer says is
+    not taken for the new one's word. A repeat is ignored, also when its pipeline has ended: the server
+    knows ids for two minutes only."""
     known = state.pipelines.get(event.spec.name)
     past = [] if known is None else known.submissions
     if event.id in past or (known is not None and (known.live or known.stops)):
         state.num_ignored += 1
-        return
+        return None
     gang_epoch = 0 if known is None else known.gang_epoch
     state.pipelines.pop(event.spec.name, None)
     submissions = [*past, event.id][-MAX_SUBMISSIONS:]
@@ -37,6 +37,7 @@ def submitted(state: State, event: PipelineSubmitted) -> None:
     )
     state.pipelines[event.spec.name] = pipeline
     state.touch(pipeline)
+    return pipeline
 
 
 def fail(state: State, pipeline: Pipeline, reason: str) -> None:

@@ -39,6 +39,10 @@ SubStageId = tuple[int, str, SubStageKind]
 """Version, tenant, kind."""
 
 
+HORIZON_STEPS = 2
+"""A step and the next: what is done now delays or frees devices for that one."""
+
+
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be predicted of one pipeline."""
 

@@ -35,6 +35,7 @@ from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.policies import POLICIES
 from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.state import Pipeline, State, Tenant
+from jigsawrl.core.terms import contradiction
 
 DECISION_PERIOD_S = 0.02
 """Least stream time between two decision passes that no tick asked for."""
@@ -64,7 +65,7 @@ class Scheduler:
             events.NodeStopped: lambda e: nodes.stopped(self.state, e),
             events.Heartbeat: lambda e: nodes.heard(self.state, e),
             events.SharesApplied: lambda e: shares.applied(self.state, e),
-            events.PipelineSubmitted: lambda e: pipelines.submitted(self.state, e),
+            events.PipelineSubmitted: self._submitted,
         }
         self._of_pipeline: dict[type[Event], Callable[[Pipeline, Any], None]] = {
             events.PipelineCancelled: self._cancelled,
@@ -159,6 +160,17 @@ class Scheduler:
         self.state.leader_epoch = self.state.sequence
         if event.policy in self._policies:
             self.state.policy = event.policy
+
+    def _submitted(self, event: events.PipelineSubmitted) -> None:
+        live = [p.spec for p in self.state.pipelines.values() if p.live]
+        pipeline = pipelines.submitted(self.state, event)
+        if pipeline is None:
+            return
+        why = contradiction(
+            event.spec, live, policy=self.state.policy, keeps_terms=self._policy.keeps_terms
+        )
+        if why is not None:
+            pipelines.fail(self.state, pipeline, why)
 
     def _tick(self, event: events.Tick) -> None:
         state = self.state

@@ -18,7 +18,7 @@ from jigsawrl.contract.spec import Device, PipelineSpec
 from jigsawrl.core.allotment import Allotment
 from jigsawrl.core.clock import StreamClock
 from jigsawrl.core.ids import IdRanges
-from jigsawrl.core.outlook import Outlooks
+from jigsawrl.core.outlook import Outlooks, Pace
 from jigsawrl.core.work_history import WorkHistory
 
 SequenceStage = Literal[
@@ -252,6 +252,8 @@ class Pipeline(msgspec.Struct):
     """Stream time at which the last versions were published first."""
     errors: list[tuple[float, float]] = []
     """(predicted, observed) full-speed seconds of the sub-stages that ended last."""
+
+    pace: Pace = msgspec.field(default_factory=Pace)
 
     # Migration
     num_migrations: int = 0

@@ -75,6 +75,25 @@ def test_a_run_has_a_pipeline_or_is_resumed(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_promises_that_can_not_be_kept_are_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_pipeline(tmp_path)
+    folder = ["--runs-folder", str(tmp_path / "runs")]
+    assert main(["run", str(path), *folder, "--set", "scheduling.max_slowdown=1.5"]) == 2
+    assert capsys.readouterr().err == (
+        "jigsaw run: scheduling.max_slowdown of pipeline tiny has no effect with --policy serial:"
+        " remove it, or use --policy jigsaw\n"
+    )
+    other = tmp_path / "other.toml"
+    promises = "[scheduling]\npriority = 1\n"
+    other.write_text(path.read_text().replace("tiny", "high") + promises)
+    path.write_text(path.read_text() + promises.replace("priority = 1", "max_slowdown = 2"))
+    assert main(["run", str(path), str(other), *folder, "--policy", "jigsaw"]) == 2
+    assert "can't be kept next to pipeline high" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_export_of_what_is_no_run_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

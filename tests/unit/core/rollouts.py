@@ -87,7 +87,7 @@ class RolloutTenants:
             process.parts[name] = part
             accepted.append(parts.Held(name, epoch))
             rest_s = (num_tokens_of(name) - start.num_tokens) * TOKEN_S
-            self._world.later(rest_s, lambda part=part: self._finish(process, part))
+            self._world.work(process, rest_s, lambda part=part: self._finish(process, part))
         event = e.SequencesAccepted(**self._head(process, "accepted"), accepted=tuple(accepted))
         self._world.say(process, event)
 

@@ -11,6 +11,9 @@ from jigsawrl.contract import parts
 from jigsawrl.contract.message import Ledger, Worker
 from tests.unit.core.rollouts import Part, RolloutTenants
 
+TRAIN_S = 0.5
+"""Of a step, alone."""
+
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 
@@ -166,7 +169,7 @@ class Tenants(RolloutTenants):
         assert command.gang_epoch == process.gang_epoch
         name = f"train {command.version}"
         train = lambda: self._together(process, name, lambda: self._train(process, command))  # noqa: E731
-        self._world.later(0.5, lambda: process.alive and train())
+        self._world.work(process, TRAIN_S, lambda: process.alive and train())
 
     def _train(self, process: Process, command: c.BatchCut) -> None:
         self._worked(

@@ -129,7 +129,7 @@ class World:
         self._silent_until_s = 0.0
         self.faulty = True
         self.num_restarts = 0
-        self._tenants = Tenants(self)
+        self._tenants = self.build_tenants()
         self.publish(e.LeaderElected(id="leader", leader="s", code_version="1", policy=policy))
         for pipeline in pipelines:
             self.publish(
@@ -142,11 +142,11 @@ class World:
                 )
             )
         self._start_node()
-        self._every(0.1, self._tick)
-        self._every(2.0, self._heartbeat)
-        self._every(1.0, self._harm)
-        self._every(1.0, self._progress)
-        self._every(10.0, self._inventories)
+        self.every(0.1, self._tick)
+        self.every(2.0, self._heartbeat)
+        self.every(1.0, self._harm)
+        self.every(1.0, self._progress)
+        self.every(10.0, self._inventories)
 
     def run(self, *, limit_s: float = 900.0) -> None:
         """To the end; after half the limit the world is kind, so that everything must end."""
@@ -169,7 +169,15 @@ class World:
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._counter), action))
 
-    def _every(self, period_s: float, action: Callable[[], None]) -> None:
+    def build_tenants(self) -> Tenants:
+        """Who answers."""
+        return Tenants(self)
+
+    def work(self, process: Process, work_s: float, action: Callable[[], None]) -> None:
+        """What keeps a process busy: as long as if it had its device alone, whatever its share."""
+        self.later(work_s, action)
+
+    def every(self, period_s: float, action: Callable[[], None]) -> None:
         def again() -> None:
             action()
             self.later(period_s, again)

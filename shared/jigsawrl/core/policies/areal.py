@@ -13,7 +13,7 @@ from jigsawrl.core.state import Pipeline, State
 
 
 class Areal(Policy):
-    """The oldest pipeline that has not ended its work has all devices, divided in two."""
+    """The first pipeline that has not ended its work has all devices, divided in two."""
 
     name = "areal"
 

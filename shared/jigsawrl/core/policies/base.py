@@ -29,6 +29,8 @@ class Policy(ABC):
     name: ClassVar[str]
     every_tick: ClassVar[bool] = False
     """Asked on every tick, also about pipelines that nothing happened to."""
+    keeps_terms: ClassVar[bool] = False
+    """Heeds the weights and latency caps of pipelines; priorities, every policy heeds at the start."""
 
     pins: ClassVar[bool] = True
     """Tenants of a CPU slot run on its core only."""

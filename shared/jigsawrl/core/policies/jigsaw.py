@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from jigsawrl.core import ids, phases
+from jigsawrl.core import ids, pace, phases
 from jigsawrl.core.graph import DeviceBudget, Graph, Node, around
 from jigsawrl.core.lookahead import Decision, Limits, Search, Terms, look_ahead
 from jigsawrl.core.migration import MIN_STAY_S, Move
@@ -26,6 +26,7 @@ from jigsawrl.core.policies.unmanaged import start_all
 from jigsawrl.core.prediction import HORIZON_STEPS, Outlook, predict
 from jigsawrl.core.shares import Wanted, equal
 from jigsawrl.core.state import Pipeline, State
+from jigsawrl.core.terms import FLOOR_SHARE, by_priority
 
 MAX_HOLD_S = 2.0
 """A ready sub-stage waits for others no longer than this in all: about a step of a small model."""
@@ -33,9 +34,6 @@ MAX_HOLD_S = 2.0
 MOVE_S = 0.05
 """Full-speed seconds of prefill that a merge costs: `jigsaw bench migration` prints 0.04 for one
 sequence of 378 tokens and 0.24 for eight, on a slot."""
-
-IDLE_SHARE = 0.05
-"""Of a tenant of which nothing is predicted, so that no one starves."""
 
 EQUAL_S = 0.5
 """What every sub-stage is taken to last where nothing is predicted."""
@@ -48,6 +46,7 @@ class Jigsaw(Policy):
     """Multiplexes. Without one of its parts it is an ablation, which the benchmark measures."""
 
     every_tick = True
+    keeps_terms = True
 
     def __init__(
         self,
@@ -83,9 +82,9 @@ class Jigsaw(Policy):
         return pipeline.work.plans.get(version) or None
 
     def shares(self, state: State) -> Wanted:
-        """By the last decision; equal where nothing is predicted."""
+        """By the last decision; equal where nothing is predicted; higher priorities first."""
         self._refresh(state)
-        return equal(state) | (_still_there(state) if self._divides else {})
+        return by_priority(state, equal(state) | (_still_there(state) if self._divides else {}))
 
     def longest_first(self, pipeline: Pipeline) -> bool:
         """Where a step waits for its longest sequence. Where batches overlap, an earlier step would
@@ -114,7 +113,7 @@ class Jigsaw(Policy):
         if signature == memory.signature or now_s < memory.next_s:
             return
         memory.signature = signature
-        memory.wanted, memory.merges = {}, {}
+        memory.wanted, memory.merges, memory.late = {}, {}, []
         nodes = [node for p in state.pipelines.values() if p.active for node in self._predicted(p)]
         budgets = _budgets(state)
         known = {budget.id for budget in budgets}
@@ -131,7 +130,8 @@ class Jigsaw(Policy):
             max_hold_s=MAX_HOLD_S,
             held_s={i: now_s - since_s for i, since_s in memory.held_since_s.items()},
         )
-        terms = {name: Terms() for name in graph.pipelines}
+        terms = _terms(state, graph.nodes)
+        memory.late = [name for name, promised in terms.items() if pace.late(promised)]
         decision = self._search(position, terms=terms, limits=Limits(), touched=touched)
         _remember(state, decision, ready, graph.pipelines)
 
@@ -153,6 +153,17 @@ class Jigsaw(Policy):
             ),
         )
         return nodes if self._predicts else _equally_long(nodes)
+
+
+def _terms(state: State, nodes: Iterable[Node]) -> dict[str, Terms]:
+    """What the pipelines of these nodes were promised, and how far they are."""
+    by_pipeline: dict[str, list[Node]] = {}
+    for node in nodes:
+        by_pipeline.setdefault(node.pipeline, []).append(node)
+    return {
+        name: pace.terms(state.pipelines[name], own, now_s=state.clock.now_s, table=TABLE)
+        for name, own in by_pipeline.items()
+    }
 
 
 def _budgets(state: State) -> list[DeviceBudget]:
@@ -222,11 +233,11 @@ def _divided(state: State, decision: Decision, ready: dict[str, Node]) -> Wanted
         if not any(decided.values()):
             continue
         idle = [name for name in tenants if name not in decided]
-        scale = (1 - IDLE_SHARE * len(idle)) / max(1.0, sum(decided.values()))
+        scale = (1 - FLOOR_SHARE * len(idle)) / max(1.0, sum(decided.values()))
         if scale <= 0:
             continue
         shares = {name: share * scale for name, share in decided.items()}
-        wanted[device] = shares | dict.fromkeys(idle, IDLE_SHARE)
+        wanted[device] = shares | dict.fromkeys(idle, FLOOR_SHARE)
     return wanted
 
 

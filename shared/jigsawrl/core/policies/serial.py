@@ -1,4 +1,4 @@
-"""`serial`: one pipeline at a time on all devices, in order of submission.
+"""`serial`: one pipeline at a time on all devices, in order of priority and submission.
 
 Source: Verl's colocated alternation of rollout and training on the same devices (related systems
 call it "hybrid engine"). Deviation: rollout and trainer stay resident as processes of their own
@@ -14,10 +14,11 @@ from __future__ import annotations
 from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.placement import Occupancy, devices_for, place
 from jigsawrl.core.state import Pipeline, State
+from jigsawrl.core.terms import in_order
 
 
 class Serial(Policy):
-    """The oldest pipeline that has not ended its work has all devices."""
+    """The first pipeline that has not ended its work has all devices."""
 
     name = "serial"
 
@@ -34,22 +35,23 @@ def start_each_alone(state: State, *, apart: bool) -> list[Start]:
     """Every queued pipeline, placed as if it were alone; `apart` keeps generation off the devices of
     training even where they take turns."""
     starts = []
-    for pipeline in state.pipelines.values():
-        if pipeline.stage == "queued":
-            places = place(
-                pipeline,
-                devices_for(pipeline, state),
-                Occupancy([pipeline]),
-                apart=apart or pipeline.spec.pipeline_depth > 1,
-            )
-            if places is not None:
-                starts.append(Start(pipeline=pipeline.name, places=places))
+    for pipeline in in_order(p for p in state.pipelines.values() if p.stage == "queued"):
+        places = place(
+            pipeline,
+            devices_for(pipeline, state),
+            Occupancy([pipeline]),
+            apart=apart or pipeline.spec.pipeline_depth > 1,
+        )
+        if places is not None:
+            starts.append(Start(pipeline=pipeline.name, places=places))
     return starts
 
 
 def one_after_another(state: State, pipeline: Pipeline) -> str | None:
-    """The oldest pipeline that still has work on devices, where that is another one."""
-    for other in state.pipelines.values():
+    """The pipeline that comes first of those that still have work on devices, where that is another
+    one: what has begun goes on, then the highest priority, then what was submitted first."""
+    order = in_order(state.pipelines.values())
+    for other in sorted(order, key=lambda other: not other.num_admitted):
         if other is pipeline:
             return None
         evaluating = other.evaluation is not None or other.evaluations_due

@@ -10,6 +10,7 @@ from __future__ import annotations
 from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.placement import Occupancy, devices_for, place
 from jigsawrl.core.state import State
+from jigsawrl.core.terms import in_order
 
 
 class Unmanaged(Policy):
@@ -33,7 +34,7 @@ def start_all(state: State) -> list[Start]:
     """Every queued pipeline for which there are devices, spread over them."""
     occupancy = Occupancy(p for p in state.pipelines.values() if p.live)
     starts = []
-    for pipeline in state.pipelines.values():
+    for pipeline in in_order(state.pipelines.values()):
         if pipeline.stage == "queued":
             apart = pipeline.spec.pipeline_depth > 1
             devices = devices_for(pipeline, state)
