@@ -24,6 +24,7 @@ from jigsawrl.contract.requests import (
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.state import Pipeline
 from jigsawrl.core.status import pipeline_status
+from jigsawrl.memory import needed
 from services.scheduler.journal import Journal
 from services.scheduler.sizing import (
     check_state_bytes,
@@ -92,6 +93,7 @@ class Requests:
         if known is not None and known.stops:
             return f"pipeline {config.name} is still stopping: try again in a moment"
         try:
+            spec = config.spec(needed(config))
             longest_record_bytes(config)
             check_state_bytes(config, others=self._live_configs())
             await self._delete_ended()
@@ -103,7 +105,7 @@ class Requests:
                 id=event_id,
                 cause=request.id,
                 pipeline=config.name,
-                spec=config.spec(),
+                spec=spec,
                 config=request.config,
                 companions=request.companions,
             )

@@ -24,7 +24,7 @@ from jigsawrl.config_base import (
     Table,
 )
 from jigsawrl.config_scheduling import SchedulingConfig
-from jigsawrl.contract.spec import DynamicSamplingSpec, EvaluationSpec, PipelineSpec
+from jigsawrl.contract.spec import DynamicSamplingSpec, EvaluationSpec, MemorySpec, PipelineSpec
 from jigsawrl.contract.streams import check_name
 
 # --- Model ---------------------------------------------------------------------------------------
@@ -343,8 +343,8 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
         )
         return eta, eta if bound is None else bound, eta + 1 if depth is None else depth
 
-    def spec(self) -> PipelineSpec:
-        """What the scheduler needs to know."""
+    def spec(self, memory: MemorySpec | None = None) -> PipelineSpec:
+        """What the scheduler needs to know; `memory` is for `jigsawrl.memory` to tell."""
         evaluation = EvaluationSpec(every=self.evaluation.every)
         staleness, bound, depth = self.staleness()
         return PipelineSpec(
@@ -364,6 +364,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
             dynamic_sampling=self.trainer.dynamic_sampling_spec(),
             device=self.device,
             terms=self.scheduling.terms(),
+            memory=memory or MemorySpec(),
         )
 
 

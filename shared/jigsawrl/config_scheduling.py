@@ -10,8 +10,17 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from jigsawrl.config_base import PositiveFloat, Table
+from jigsawrl.config_base import PositiveFloat, PositiveInt, Table
 from jigsawrl.contract.spec import TermsSpec
+
+
+class MemoryConfig(Table, frozen=True, kw_only=True):
+    """What a tenant needs on its device, where the estimate (`jigsawrl.memory`) is off."""
+
+    trainer_bytes: PositiveInt | None = None
+    """Of one rank."""
+    rollout_bytes: PositiveInt | None = None
+    evaluation_bytes: PositiveInt | None = None
 
 
 class SchedulingConfig(Table, frozen=True, kw_only=True):
@@ -23,6 +32,7 @@ class SchedulingConfig(Table, frozen=True, kw_only=True):
     """Its steps take at most this many times as long as alone."""
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     """Higher starts first, and goes first where both want a device."""
+    memory: MemoryConfig = MemoryConfig()
 
     def terms(self) -> TermsSpec:
         """As the scheduler gets them."""

@@ -78,7 +78,7 @@ async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def start_node(bus: NatsBus) -> None:
-    devices = (Device("node", 0, "cpu", 1 << 30),)
+    devices = (Device("node", 0, "cpu", 1 << 33),)
     await bus.publish_event(NodeStarted(id="node", node=NODE, devices=devices))
 
 

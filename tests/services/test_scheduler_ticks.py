@@ -10,7 +10,7 @@ from tests.services.scheduler_steps import NODE
 
 def test_a_dead_node_is_noticed_while_no_pipeline_lives() -> None:
     scheduler = Scheduler()
-    device = Device("node", 0, "cpu", 1 << 30)
+    device = Device("node", 0, "cpu", 1 << 33)
     started = NodeStarted(id="node", node=NODE, devices=(device,))
     scheduler.handle(started, timestamp_s=1000.0, sequence=1)
     late_s = 0.2  # a loaded machine

@@ -36,6 +36,7 @@ def inert_keys(config: PipelineConfig) -> dict[str, str]:
     if not config.evaluation.enabled:
         why = "with evaluation.enabled = false; remove it or enable evaluation"
         inert["evaluation.every"] = inert["evaluation.max_running"] = why
+        inert["scheduling.memory.evaluation_bytes"] = why
     if isinstance(config.mode, AsyncConfig) and config.mode.max_staleness == 0:
         inert["mode.keep_kv"] = (
             "with mode.max_staleness = 0: weights never land in mid-sequence; remove it"

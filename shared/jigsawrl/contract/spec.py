@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from jigsawrl.contract.message import Count
+from jigsawrl.contract.message import Count, Role
 
 
 class EvaluationSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +35,23 @@ class TermsSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Time for its steps over the time alone, 1 or more; None = no cap."""
     priority: int = 0
     """Higher goes first."""
+
+
+class MemorySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant of a role needs on its device, in bytes; 0 = not counted."""
+
+    trainer: Count = 0
+    rollout: Count = 0
+    evaluation: Count = 0
+
+    def of(self, role: Role) -> int:
+        """Of a role; environment and reward need no device."""
+        needs: dict[Role, int] = {
+            "trainer": self.trainer,
+            "rollout": self.rollout,
+            "evaluation": self.evaluation,
+        }
+        return needs.get(role, 0)
 
 
 class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +83,7 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Kind of device that its tenants live on; auto = GPUs where the cluster has any."""
     terms: TermsSpec = TermsSpec()
+    memory: MemorySpec = MemorySpec()
 
 
 class Device(msgspec.Struct, frozen=True, order=True):

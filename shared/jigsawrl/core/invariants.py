@@ -16,6 +16,7 @@ def check(state: State) -> None:
         _check_work(pipeline)
         _check_gang(pipeline)
     _check_shares(state)
+    _check_memory(state)
 
 
 def _check_shares(state: State) -> None:
@@ -28,6 +29,19 @@ def _check_shares(state: State) -> None:
                 totals[tenant.device] = totals.get(tenant.device, 0.0) + tenant.share
     for device, total in totals.items():
         assert total <= 1 + TOLERANCE, f"{device}: shares sum to {total}"
+
+
+def _check_memory(state: State) -> None:
+    """What the scheduler placed on a device fits there."""
+    used: dict[str, int] = {}
+    for pipeline in state.pipelines.values():
+        for tenant in pipeline.tenants.values() if pipeline.active else ():
+            if tenant.device is not None and tenant.node is not None:
+                num_bytes = pipeline.spec.memory.of(tenant.role)
+                used[tenant.device] = used.get(tenant.device, 0) + num_bytes
+    for node in state.nodes.values():
+        for device in node.devices:
+            assert used.get(device.id, 0) <= device.memory_bytes, f"{device.id} is too full: {used}"
 
 
 def _check_conservation(pipeline: Pipeline) -> None:

@@ -123,8 +123,9 @@ def look_ahead(
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """What the list schedule comes to."""
 
-    cost: tuple[float, float]
-    """(excess over latency caps, makespan and weighted finish); less is better, in this order."""
+    cost: tuple[float, ...]
+    """(excess over latency caps, makespan and weighted finish) of each priority, the highest first;
+    less is better, in this order."""
     makespan_s: float
     num_expanded: int
 

@@ -28,6 +28,7 @@ from jigsawrl.core import (
     migration,
     nodes,
     pipelines,
+    room,
     shares,
     workers,
 )
@@ -244,6 +245,10 @@ class Scheduler:
     def _decide_pipeline(self, pipeline: Pipeline, outbox: Outbox) -> None:
         now_s = self.state.clock.now_s
         pipelines.give_up(self.state, pipeline)
+        if pipeline.stage == "queued":
+            why = room.never_fits(self.state, pipeline)
+            if why is not None:
+                pipelines.fail(self.state, pipeline, why)
         if pipeline.active:
             nodes.restart_tenants(self.state, pipeline, outbox)
             nodes.start_tenants(self.state, pipeline, outbox, pinned=self._policy.pins)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jigsawrl.contract.requests import FateCounts, PipelineStatus, WorkerStatus
-from jigsawrl.core import ids
+from jigsawrl.core import ids, room
 from jigsawrl.core.dispatch import num_held
 from jigsawrl.core.pipelines import running_s
 from jigsawrl.core.state import FATES, Group, Pipeline, Sequence, State, Tenant
@@ -85,10 +85,7 @@ def waiting_for(state: State, pipeline: Pipeline) -> list[str]:
     if not pipeline.live:
         return []
     if pipeline.stage == "queued":
-        active = [p.name for p in state.pipelines.values() if p.active]
-        return [f"pipeline {name} to end" for name in active] or [
-            f"a node with a device of kind {pipeline.spec.device}"
-        ]
+        return room.waits_for(state, pipeline)
     causes = [_tenant_wait(t) for t in pipeline.tenants.values() if not t.usable]
     if pipeline.waits_for is not None and not pipeline.groups:
         causes.append(pipeline.waits_for)

@@ -95,7 +95,9 @@ class World:
         pipelines: list[PipelineSpec],
         policy: str | Policy = DEFAULT_POLICY,
         companions: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        memory_bytes: tuple[int, ...] = (1 << 30, 1 << 30),
     ) -> None:
+        """`memory_bytes` of each device."""
         self.random = Random(seed)
         self.faults = faults
         self.now_s = 1000.0
@@ -129,6 +131,7 @@ class World:
         self._silent_until_s = 0.0
         self.faulty = True
         self.num_restarts = 0
+        self._memory_bytes = memory_bytes
         self._tenants = self.build_tenants()
         self.publish(e.LeaderElected(id="leader", leader="s", code_version="1", policy=policy))
         for pipeline in pipelines:
@@ -238,7 +241,8 @@ class World:
     # --- Node ------------------------------------------------------------------------------------
 
     def _start_node(self) -> None:
-        devices = tuple(Device("node", i, "cpu", 1 << 30) for i in range(2))
+        each = enumerate(self._memory_bytes)
+        devices = tuple(Device("node", i, "cpu", num_bytes) for i, num_bytes in each)
         node = Worker(id="node", boot=self._node_boot)
         self.publish(e.NodeStarted(id=self.new_id("node"), node=node, devices=devices))
 

@@ -8,7 +8,8 @@ where there are too few devices to keep them apart, they share.
 from __future__ import annotations
 
 from jigsawrl.core.policies.base import Policy, Start
-from jigsawrl.core.policies.serial import one_after_another, start_each_alone
+from jigsawrl.core.policies.serial import one_after_another
+from jigsawrl.core.policies.starting import start_all
 from jigsawrl.core.state import Pipeline, State
 
 
@@ -19,7 +20,7 @@ class Areal(Policy):
 
     def starts(self, state: State) -> list[Start]:
         """All that devices exist for."""
-        return start_each_alone(state, apart=True)
+        return start_all(state, in_turns=True, apart=True)
 
     def turn(self, state: State, pipeline: Pipeline) -> str | None:
         """After those before it."""

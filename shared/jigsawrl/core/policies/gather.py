@@ -116,7 +116,8 @@ def _judge(nodes: tuple[Node, ...], pipeline: Pipeline, within: Surroundings) ->
     return listed(position, terms=within.terms, limits=limits)
 
 
-def _clearly_less(cost: tuple[float, float], than: tuple[float, float]) -> bool:
-    if cost[0] != than[0]:
-        return cost[0] < than[0]
-    return cost[1] < (1 - LEAST_GAIN) * than[1]
+def _clearly_less(cost: tuple[float, ...], than: tuple[float, ...]) -> bool:
+    for one, other in zip(cost, than, strict=True):
+        if min(one, other) < (1 - LEAST_GAIN) * max(one, other):
+            return one < other
+    return False

@@ -22,7 +22,8 @@ from jigsawrl.core.outlook import MAX_DECISIONS, Decided
 from jigsawrl.core.play import Position
 from jigsawrl.core.policies import gather
 from jigsawrl.core.policies.base import Policy, Start
-from jigsawrl.core.policies.unmanaged import start_all
+from jigsawrl.core.policies.placement import Occupancy
+from jigsawrl.core.policies.starting import start_all
 from jigsawrl.core.prediction import HORIZON_STEPS, Outlook, predict
 from jigsawrl.core.shares import Wanted, equal
 from jigsawrl.core.state import Pipeline, State
@@ -167,7 +168,13 @@ def _terms(state: State, nodes: Iterable[Node]) -> dict[str, Terms]:
 
 
 def _budgets(state: State) -> list[DeviceBudget]:
-    return [DeviceBudget(id=d.id) for n in state.nodes.values() if n.up for d in n.devices]
+    occupancy = Occupancy(p for p in state.pipelines.values() if p.live)
+    return [
+        DeviceBudget(id=device.id, memory_bytes=max(0, occupancy.free_bytes(device)))
+        for node in state.nodes.values()
+        if node.up
+        for device in node.devices
+    ]
 
 
 def _equally_long(nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -1,4 +1,5 @@
-"""Where the tenants of a pipeline live: each on the device that has the fewest of its kind.
+"""Where the tenants of a pipeline live: each on the device that has the fewest of its kind, of those
+that have the memory it needs.
 
 Used by the policies when they start a pipeline; moves nothing later.
 """
@@ -29,7 +30,11 @@ ON_DEVICES: tuple[Role, ...] = ("trainer", "rollout", "evaluation")
 
 def devices_for(pipeline: Pipeline, state: State) -> list[Device]:
     """Devices of nodes that are up, of the kind asked for; GPUs, where there are any, for `auto`."""
-    devices = [d for node in state.nodes.values() if node.up for d in node.devices]
+    return of_kind(pipeline, [d for node in state.nodes.values() if node.up for d in node.devices])
+
+
+def of_kind(pipeline: Pipeline, devices: list[Device]) -> list[Device]:
+    """Those of `devices` that the pipeline may live on."""
     kind = pipeline.spec.device
     if kind == "auto":
         kind = "cuda" if any(d.kind == "cuda" for d in devices) else "cpu"
@@ -37,25 +42,43 @@ def devices_for(pipeline: Pipeline, state: State) -> list[Device]:
 
 
 class Occupancy:
-    """How many tenants of each role a device has, or is about to get."""
+    """How many tenants of each role a device has, or is about to get, and the memory they need."""
 
     def __init__(self, pipelines: Iterable[Pipeline]) -> None:
         """Of these pipelines."""
         self._counts: dict[str, dict[Role, int]] = {}
+        self._used_bytes: dict[str, int] = {}
         for pipeline in pipelines:
             for tenant in pipeline.tenants.values():
                 if tenant.device is not None:
-                    self.add(tenant.device, tenant.role)
+                    self.add(tenant.device, tenant.role, pipeline.spec.memory.of(tenant.role))
 
-    def add(self, device: str, role: Role) -> None:
+    def alone(self, pipeline: Pipeline) -> Occupancy:
+        """The same memory, but only this pipeline's tenants count: those of others never work at the
+        same time."""
+        own = Occupancy([pipeline])
+        own._used_bytes = self._used_bytes
+        return own
+
+    def add(self, device: str, role: Role, num_bytes: int) -> None:
         """One more."""
         counts = self._counts.setdefault(device, {})
         counts[role] = counts.get(role, 0) + 1
+        self._used_bytes[device] = self._used_bytes.get(device, 0) + num_bytes
+
+    def remove(self, device: str, role: Role, num_bytes: int) -> None:
+        """One that was added does not come after all."""
+        self._counts[device][role] -= 1
+        self._used_bytes[device] -= num_bytes
 
     def order(self, device: str, role: Role) -> tuple[int, int]:
         """Less is better: fewest of that role, then fewest of all."""
         counts = self._counts.get(device, {})
         return counts.get(role, 0), sum(counts.values())
+
+    def free_bytes(self, device: Device) -> int:
+        """What its tenants leave."""
+        return device.memory_bytes - self._used_bytes.get(device.id, 0)
 
 
 def place(
@@ -64,26 +87,60 @@ def place(
     """Places of all tenants that the pipeline lacks, noted in `occupancy`; members started by hand
     stand in for tenants of their role. Trainer ranks stay on one machine (they meet through files and
     the loopback interface). With `apart` rollout workers keep off the devices of the pipeline's trainer
-    ranks where there are others. None where a tenant is needed and no device is there."""
+    ranks where there are others. None where a tenant is needed and no device has room for it; where the
+    usual order finds none, the roomiest devices are tried first, and each machine for the trainer."""
+    nodes = list(dict.fromkeys(device.node for device in devices))
+    for roomiest in (False, True):
+        for home in (None, *nodes) if pipeline.spec.num_trainer_ranks > 1 else (None,):
+            wish = _Wish(apart=apart, roomiest=roomiest, home=home)
+            places = _place(pipeline, devices, occupancy, wish)
+            if places is not None:
+                return places
+    return None
+
+
+class _Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """How devices are chosen."""
+
+    apart: bool
+    roomiest: bool
+    """That with the most memory free, instead of that with the fewest tenants."""
+    home: str | None
+    """The trainer's machine; None = that of its first rank."""
+
+
+def _place(
+    pipeline: Pipeline, devices: list[Device], occupancy: Occupancy, wish: _Wish
+) -> tuple[Place, ...] | None:
     if not devices:
         return None
     members: dict[Role, int] = {}
     for tenant in pipeline.tenants.values():
         members[tenant.role] = members.get(tenant.role, 0) + 1
     places: list[Place] = []
-    for role, count in _wanted(pipeline):
-        for index in range(count - members.get(role, 0)):
-            device = _choose(role, devices, occupancy, placed=places, apart=apart)
-            places.append(
-                Place(
-                    tenant=f"{pipeline.name}.{role}{index}",
-                    role=role,
-                    node=device.node,
-                    device=device.id if role in ON_DEVICES else None,
-                )
+    memory = pipeline.spec.memory
+    missing = [
+        (role, index)
+        for role, count in _wanted(pipeline)
+        for index in range(count - members.get(role, 0))
+    ]
+    for role, index in missing:
+        device = _choose(role, devices, occupancy, memory.of(role), placed=places, wish=wish)
+        if device is None:
+            for one in places:
+                if one.device is not None:
+                    occupancy.remove(one.device, one.role, memory.of(one.role))
+            return None
+        places.append(
+            Place(
+                tenant=f"{pipeline.name}.{role}{index}",
+                role=role,
+                node=device.node,
+                device=device.id if role in ON_DEVICES else None,
             )
-            if role in ON_DEVICES:
-                occupancy.add(device.id, role)
+        )
+        if role in ON_DEVICES:
+            occupancy.add(device.id, role, memory.of(role))
     return tuple(places)
 
 
@@ -97,14 +154,29 @@ def _wanted(pipeline: Pipeline) -> list[tuple[Role, int]]:
 
 
 def _choose(
-    role: Role, devices: list[Device], occupancy: Occupancy, *, placed: list[Place], apart: bool
-) -> Device:
+    role: Role,
+    devices: list[Device],
+    occupancy: Occupancy,
+    num_bytes: int,
+    *,
+    placed: list[Place],
+    wish: _Wish,
+) -> Device | None:
     if role not in ON_DEVICES:
         return devices[0]
     trained_on = {place.device for place in placed if place.role == "trainer"}
-    if role == "trainer" and trained_on:
-        node = next(place.node for place in placed if place.role == "trainer")
-        devices = [device for device in devices if device.node == node]
-    if role == "rollout" and apart:
+    if role == "trainer":
+        home = next((place.node for place in placed if place.role == "trainer"), wish.home)
+        devices = [device for device in devices if home in (None, device.node)]
+    devices = [device for device in devices if occupancy.free_bytes(device) >= num_bytes]
+    if role == "rollout" and wish.apart:
         devices = [device for device in devices if device.id not in trained_on] or devices
-    return min(devices, key=lambda device: (*occupancy.order(device.id, role), device))
+    return min(
+        devices,
+        key=lambda device: (
+            -occupancy.free_bytes(device) if wish.roomiest else 0,
+            *occupancy.order(device.id, role),
+            device,
+        ),
+        default=None,
+    )

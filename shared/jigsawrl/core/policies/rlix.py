@@ -31,7 +31,7 @@ from jigsawrl.core.allotment import Allotment, Request
 from jigsawrl.core.migration import MIN_STAY_S, Move
 from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.gap_ratio import Demand, Worker, gap_ratio, out_of_balance
-from jigsawrl.core.policies.unmanaged import start_all
+from jigsawrl.core.policies.starting import start_all
 from jigsawrl.core.shares import Wanted, equal
 from jigsawrl.core.state import GENERATING, Pipeline, Sequence, State, Tenant
 

@@ -12,7 +12,7 @@ than trainer ranks, as in AReaL, as long as there are enough.
 from __future__ import annotations
 
 from jigsawrl.core.policies.base import Policy, Start
-from jigsawrl.core.policies.placement import Occupancy, devices_for, place
+from jigsawrl.core.policies.starting import start_all
 from jigsawrl.core.state import Pipeline, State
 from jigsawrl.core.terms import in_order
 
@@ -24,27 +24,11 @@ class Serial(Policy):
 
     def starts(self, state: State) -> list[Start]:
         """All that devices exist for."""
-        return start_each_alone(state, apart=False)
+        return start_all(state, in_turns=True)
 
     def turn(self, state: State, pipeline: Pipeline) -> str | None:
         """After those before it."""
         return one_after_another(state, pipeline)
-
-
-def start_each_alone(state: State, *, apart: bool) -> list[Start]:
-    """Every queued pipeline, placed as if it were alone; `apart` keeps generation off the devices of
-    training even where they take turns."""
-    starts = []
-    for pipeline in in_order(p for p in state.pipelines.values() if p.stage == "queued"):
-        places = place(
-            pipeline,
-            devices_for(pipeline, state),
-            Occupancy([pipeline]),
-            apart=apart or pipeline.spec.pipeline_depth > 1,
-        )
-        if places is not None:
-            starts.append(Start(pipeline=pipeline.name, places=places))
-    return starts
 
 
 def one_after_another(state: State, pipeline: Pipeline) -> str | None:

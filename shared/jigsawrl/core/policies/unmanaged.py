@@ -8,9 +8,8 @@ over the devices, so that none is idle while another has two of a kind.
 from __future__ import annotations
 
 from jigsawrl.core.policies.base import Policy, Start
-from jigsawrl.core.policies.placement import Occupancy, devices_for, place
+from jigsawrl.core.policies.starting import start_all
 from jigsawrl.core.state import State
-from jigsawrl.core.terms import in_order
 
 
 class Unmanaged(Policy):
@@ -28,17 +27,3 @@ class Unpinned(Unmanaged):
 
     name = "unmanaged-unpinned"
     pins = False
-
-
-def start_all(state: State) -> list[Start]:
-    """Every queued pipeline for which there are devices, spread over them."""
-    occupancy = Occupancy(p for p in state.pipelines.values() if p.live)
-    starts = []
-    for pipeline in in_order(state.pipelines.values()):
-        if pipeline.stage == "queued":
-            apart = pipeline.spec.pipeline_depth > 1
-            devices = devices_for(pipeline, state)
-            places = place(pipeline, devices, occupancy, apart=apart)
-            if places is not None:
-                starts.append(Start(pipeline=pipeline.name, places=places))
-    return starts
