@@ -24,7 +24,8 @@ from jigsawrl.cli.config_file import load_config
 from jigsawrl.cli.errors import ConfigError
 from jigsawrl.config import PipelineConfig
 from jigsawrl.contract.message import SubStageKind
-from jigsawrl.core.slowdown import LEVELS, SlowdownProfile, SlowdownRow
+from jigsawrl.contract.profile import DecodeCost, DeviceProfile, SlowdownProfile, SlowdownRow
+from jigsawrl.core.slowdown import LEVELS
 from jigsawrl.devices.cpu import CpuActuator
 from loadgen.profile.kinds import KINDS, decode
 from loadgen.profile.workers import Worker, start_workers
@@ -37,16 +38,6 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 NUM_STEPS = 40
 LEAST_SPEED = 0.01
 """Of one that ended no iteration in its window."""
-
-
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What `jigsaw profile` writes."""
-
-    slowdown: SlowdownProfile
-    decode_s: dict[int, float]
-    """Batch size -> seconds of one iteration, median."""
-    tail_sequences: int
-    """Largest measured batch whose iteration costs at most `TAIL_COST` times that of one sequence."""
 
 
 def main() -> int:
@@ -68,7 +59,7 @@ def main() -> int:
     return 0
 
 
-def measure(config: PipelineConfig, *, say: Callable[[str], None]) -> Profile:
+def measure(config: PipelineConfig, *, say: Callable[[str], None]) -> DeviceProfile:
     """Everything, on the last core of this machine."""
     torch.set_num_threads(1)  # two threads on one core would wait for each other
     core = max(os.sched_getaffinity(0))
@@ -88,7 +79,8 @@ def measure(config: PipelineConfig, *, say: Callable[[str], None]) -> Profile:
         source=f"jigsaw profile of {config.name} on one core of {platform.machine()}",
         rows=tuple(rows),
     )
-    return Profile(slowdown=slowdown, decode_s=decode_s, tail_sequences=tail)
+    costs = (DecodeCost(num_sequences=n, iteration_s=cost_s) for n, cost_s in decode_s.items())
+    return DeviceProfile(slowdown=slowdown, decode_s=tuple(costs), tail_sequences=tail)
 
 
 def decode_cost_s(config: PipelineConfig, num_sequences: int) -> float:

@@ -7,9 +7,16 @@ from services.rollout.engine.base import Engine
 from services.run import RefusedError
 
 
-def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) -> Engine:
+def build_engine(
+    config: PipelineConfig,
+    *,
+    device: str | None,
+    greedy: bool,
+    tail_sequences: int | None = None,
+) -> Engine:
     """`device` is a device id (``node/cuda0``) or None for a tenant started by hand; `greedy` is for
-    evaluation. Raises `RefusedError` where the device isn't usable."""
+    evaluation; `tail_sequences` is the scheduler's, None for the engine's default. Raises
+    `RefusedError` where the device isn't usable."""
     import torch
 
     from jigsawrl.models.device import choose_device
@@ -46,4 +53,5 @@ def build_engine(config: PipelineConfig, *, device: str | None, greedy: bool) ->
         dtype=DTYPES[config.rollout.engine.dtype],
         deterministic="preferred" if wanted == "auto" and on_cpu else wanted is True,
         lengths=lengths,
+        tail_sequences=tail_sequences,
     )

@@ -44,7 +44,11 @@ class Evaluation:
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Build the engine; weights come with each version."""
         self._engine = await asyncio.to_thread(
-            build_engine, config, device=self._context.device, greedy=True
+            build_engine,
+            config,
+            device=self._context.device,
+            greedy=True,
+            tail_sequences=command.tail_sequences,
         )
 
     async def handle(self, command: Command) -> None:

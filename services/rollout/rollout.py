@@ -76,7 +76,11 @@ class Rollout:
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Build the engine; weights come later."""
         engine = await asyncio.to_thread(
-            build_engine, config, device=self._context.device, greedy=False
+            build_engine,
+            config,
+            device=self._context.device,
+            greedy=False,
+            tail_sequences=command.tail_sequences,
         )
         self._engine = EngineThread(engine, on_step=self._on_step)
         self._keep_kv = isinstance(config.mode, AsyncConfig) and config.mode.keep_kv

@@ -14,8 +14,10 @@ import structlog
 
 from jigsawrl.bus.base import Bus
 from jigsawrl.bus.client import connect
+from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
 from jigsawrl.observe import configure_logging
+from jigsawrl.profile_file import read_profile
 from services.scheduler.leader import DeposedError, Leader
 from services.stopping import run_program, until_told_to_stop
 
@@ -38,29 +40,47 @@ def main() -> None:
     )
     arguments.add_argument("--prefix", default="jig", help="first token of all subjects")
     arguments.add_argument("--policy", default=DEFAULT_POLICY, choices=sorted(POLICIES))
+    arguments.add_argument(
+        "--profile", type=Path, metavar="FILE", help="of the devices, by `jigsaw profile`"
+    )
     options = arguments.parse_args()
     configure_logging(service="scheduler")
     sys.exit(run_program(_main(options)))
 
 
 async def _main(options: argparse.Namespace) -> int:
+    profile = None
+    if options.profile is not None:
+        try:
+            profile = read_profile(options.profile, device_kind=None)
+        except ValueError as error:
+            print(f"services.scheduler: --profile {error}", file=sys.stderr)
+            return 2
     holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     bus = await connect(options.url, name=f"scheduler {holder}", prefix=options.prefix)
     try:
-        await until_told_to_stop(_live(bus, holder, options))
+        await until_told_to_stop(_live(bus, holder, options, profile))
     finally:
         await bus.close()
     return 0
 
 
-async def _live(bus: Bus, holder: str, options: argparse.Namespace) -> None:
+async def _live(
+    bus: Bus, holder: str, options: argparse.Namespace, profile: DeviceProfile | None
+) -> None:
     await bus.create_streams(bus.subjects.cluster_streams())
     while True:
         revision = await bus.acquire_lease(LEASE, holder)
         if revision is None:
             await asyncio.sleep(STANDBY_S)
             continue
-        leader = Leader(bus, holder=holder, folder=options.state_dir, policy=options.policy)
+        leader = Leader(
+            bus,
+            holder=holder,
+            folder=options.state_dir,
+            policy=options.policy,
+            profile=profile,
+        )
         await _lead(bus, leader, _Lease(bus, holder, revision))
         log.warning("was deposed and stands by")
         await asyncio.sleep(STANDBY_S)

@@ -13,13 +13,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from jigsawrl.core import phases
+from jigsawrl.core import phases, profiles
 from jigsawrl.core.graph import DeviceBudget, Graph
-from jigsawrl.core.observing import TABLE
 from jigsawrl.core.play import Position, play
 from jigsawrl.core.policies.jigsaw import MAX_HOLD_S
 from jigsawrl.core.prediction import Outlook, predict
-from jigsawrl.core.slowdown import LEVELS
+from jigsawrl.core.slowdown import LEVELS, SlowdownTable
 from jigsawrl.core.splits import critical_path_first
 from jigsawrl.core.state import State
 from jigsawrl.core.timeline import Played
@@ -51,14 +50,14 @@ def graph_of(state: State) -> Graph:
     return Graph(nodes, devices=[DeviceBudget(id=device) for device in devices])
 
 
-def played(graph: Graph) -> Played:
+def played(graph: Graph, table: SlowdownTable) -> Played:
     """By the list schedule, with what each node ran when."""
-    position = Position(graph, TABLE, max_hold_s=MAX_HOLD_S, record=True)
+    position = Position(graph, table, max_hold_s=MAX_HOLD_S, record=True)
     play(position, policy=critical_path_first(LEVELS))
     return position.played()
 
 
-def describe(graph: Graph) -> Iterator[str]:
+def describe(graph: Graph, table: SlowdownTable) -> Iterator[str]:
     """Lines for people."""
     for node in graph.nodes:
         after = ", ".join(node.after) or "nothing"
@@ -68,13 +67,16 @@ def describe(graph: Graph) -> Iterator[str]:
     yield "  " + " -> ".join(node.id for node in graph.critical_path())
     for device, work_s in graph.device_work_s().items():
         yield f"work on {device}: {work_s:.2f} s"
-    bound_s, makespan_s = graph.lower_bound_s(capacity=TABLE.capacity), played(graph).makespan_s
+    bound_s, makespan_s = (
+        graph.lower_bound_s(capacity=table.capacity),
+        played(graph, table).makespan_s,
+    )
     yield f"no schedule ends before {bound_s:.2f} s; the list schedule ends at {makespan_s:.2f} s"
 
 
-def picture(graph: Graph) -> str:
+def picture(graph: Graph, table: SlowdownTable) -> str:
     """A self-contained page: one row per device, one bar per stretch of a node at one share."""
-    done = played(graph)
+    done = played(graph, table)
     rows = {device.id: row for row, device in enumerate(graph.devices)}
     colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(graph.pipelines)}
     scale = WIDTH_PX / max(done.makespan_s, 1e-9)
@@ -100,7 +102,7 @@ def picture(graph: Graph) -> str:
         f'<span style="color:{color}">&#9632;</span> {html.escape(name)}'
         for name, color in colors.items()
     )
-    text = html.escape("\n".join(describe(graph)))
+    text = html.escape("\n".join(describe(graph, table)))
     size = f'width="{LABEL_PX + WIDTH_PX}" height="{len(rows) * ROW_PX}"'
     return (
         '<!doctype html><meta charset="utf-8"><title>Sub-Stage Graph</title>'
@@ -117,11 +119,12 @@ def main() -> int:
     parser.add_argument("--html", type=Path, metavar="FILE", help="also as a picture")
     arguments = parser.parse_args()
     try:
-        graph = graph_of(last_state(arguments.folder))
-        for line in describe(graph):
+        state = last_state(arguments.folder)
+        graph, table = graph_of(state), profiles.table(state)
+        for line in describe(graph, table):
             print(line)
         if arguments.html is not None:
-            arguments.html.write_text(picture(graph))
+            arguments.html.write_text(picture(graph, table))
     except (OSError, ValueError) as error:
         print(f"jigsaw graph: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2

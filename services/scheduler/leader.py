@@ -25,6 +25,7 @@ from jigsawrl.bus.base import Bus, BusError, StoredEvent
 from jigsawrl.contract.commands import Command
 from jigsawrl.contract.events import CheckpointCommitted, LeaderElected, Tick
 from jigsawrl.contract.message import message_id
+from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.core.history import data_needed_from
 from jigsawrl.core.policies import DEFAULT_POLICY
 from jigsawrl.core.scheduler import Scheduler
@@ -73,12 +74,13 @@ class Leader:
         holder: str,
         folder: Path,
         policy: str = DEFAULT_POLICY,
+        profile: DeviceProfile | None = None,
         snapshot_events: int = SNAPSHOT_EVENTS,
     ) -> None:
         self._bus = bus
         self._snapshot_events = snapshot_events
         self._holder = holder
-        self._policy = policy
+        self._policy, self._profile = policy, profile
         self._term = f"{holder}-{uuid.uuid4().hex[:8]}"
         """Part of the ids of what it publishes: a process may lead twice within the time in which the
         server takes a repeated id for a repeated message."""
@@ -189,6 +191,7 @@ class Leader:
             leader=self._holder,
             code_version=__version__,
             policy=self._policy,
+            profile=self._profile,
         )
         return await self._bus.publish_event(elected)
 

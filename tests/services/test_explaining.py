@@ -9,6 +9,7 @@ import pytest
 
 from jigsawrl.contract.codec import encode
 from jigsawrl.contract.events import VersionPublished
+from jigsawrl.core import profiles
 from services.scheduler.graph import describe, graph_of, picture, played
 from services.scheduler.reasons import doing
 from services.scheduler.recorded import last_state
@@ -63,13 +64,13 @@ def test_why_tells_of_every_tenant_and_of_the_last_decisions(world: World) -> No
 
 
 def test_the_graph_names_nodes_ready_ones_and_the_critical_path(world: World) -> None:
-    graph = graph_of(world.scheduler.state)
-    text = "\n".join(describe(graph))
+    graph, table = graph_of(world.scheduler.state), profiles.table(world.scheduler.state)
+    text = "\n".join(describe(graph, table))
     assert "forward_backward: " in text
     assert "\nready: " in text
     assert "critical path" in text
-    assert played(graph).makespan_s >= graph.critical_path_s()
-    page = picture(graph)
+    assert played(graph, table).makespan_s >= graph.critical_path_s()
+    page = picture(graph, table)
     assert page.count("<rect") >= len([node for node in graph.nodes if node.work_s > 0])
     assert "http" not in page, "self-contained"
 

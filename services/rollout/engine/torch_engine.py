@@ -18,6 +18,7 @@ import structlog
 import torch
 import torch.nn.functional as F
 
+from jigsawrl.core.slowdown import TAIL_SEQUENCES
 from services.rollout.engine.agreement import agreeing_sizes
 from services.rollout.engine.base import Generated, SequenceStart, Step, StepKind, Work
 from services.rollout.engine.cache import SlotCache
@@ -34,9 +35,6 @@ SPAN_TOKENS = 32
 """Attention spans are rounded up to this: shapes repeat, and kernels like widths of whole vectors."""
 PREFILL_TOKENS = 8192
 """Padded tokens of one prefill forward: bounds its memory."""
-TAIL_SEQUENCES = {"cpu": 8, "cuda": 128}
-"""Decoding is a tail at or below this many sequences, where a step costs at most 1.2 times that of
-one sequence. CPU: measured with the example's model (docs/rollout.md); CUDA: the paper's figure."""
 
 
 class Loaded(NamedTuple):
@@ -66,8 +64,10 @@ class TorchEngine:
         dtype: torch.dtype,
         deterministic: bool | Literal["preferred"] = False,
         lengths: DrawnLengths | None = None,
+        tail_sequences: int | None = None,
     ) -> None:
-        """`deterministic`: True refuses models that can't be run so (ValueError with the first
+        """Decoding `tail_sequences` or fewer is a tail; None = what ships for the device.
+        `deterministic`: True refuses models that can't be run so (ValueError with the first
         weights); ``preferred`` runs those as fast ones. With `lengths` no token ends a sequence."""
         self._sampling = sampling
         self._lengths = lengths
@@ -81,7 +81,7 @@ class TorchEngine:
         self._stops = torch.empty(0, dtype=torch.int64, device=device)
         self._longest = 0
         """Tokens of the longest running sequence, kept on the host so that no step asks for it."""
-        self._tail_sequences = TAIL_SEQUENCES[device.type]
+        self._tail_sequences = tail_sequences or TAIL_SEQUENCES[device.type]
 
     @property
     def version(self) -> int | None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.server import EmbeddedServer, start_server
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
+from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import Child, Program, StartError, keep_alive
 
 PROGRAM_GRACE_S = 3.5
@@ -66,6 +69,21 @@ def has_cuda_device() -> bool:
     return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
 
 
+def device_kind() -> str:
+    """As profiles name it: the GPUs' product name where the node would use GPUs, else ``cpu``."""
+    if shutil.which("nvidia-smi") is None:
+        return "cpu"
+    answer = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    names = answer.stdout.split("\n") if answer.returncode == 0 else []
+    return next((name.strip() for name in names if name.strip()), "cpu")
+
+
 class EmbeddedSystem:
     """The three processes of one run, complete when built."""
 
@@ -73,12 +91,15 @@ class EmbeddedSystem:
         logs = run_folder / "logs"
         scheduler_folder, node_folder = str(run_folder / "scheduler"), str(run_folder / "node")
         self.url = server.url
+        profile = run_folder / PROFILE_FILE
+        adopted = ("--profile", str(profile)) if profile.exists() else ()
         self.scheduler = Program(
             "scheduler",
             module="services.scheduler",
             arguments=(
                 *("--url", server.url, "--state-dir", scheduler_folder),
                 *("--policy", policy),
+                *adopted,
             ),
             log_path=logs / "scheduler.log",
         )

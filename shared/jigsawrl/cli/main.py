@@ -17,6 +17,7 @@ from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, CommandError, 
 
 if TYPE_CHECKING:
     from jigsawrl.config import PipelineConfig
+    from jigsawrl.contract.profile import DeviceProfile
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,22 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="train pipelines on this machine, everything embedded")
-    _add_pipeline(run, nargs="*")
-    run.add_argument(
-        "--policy",
-        metavar="NAME",
-        help="who runs when and where; default: serial (docs/policies.md)",
-    )
-    run.add_argument(
-        "--start-together",
-        action="store_true",
-        help="begin the work of all pipelines once the processes of all are ready",
-    )
-    run.add_argument("--runs-folder", type=Path, metavar="DIR", help="default: runs")
-    run.add_argument("--name", help="the run's folder; default: pipeline's name and the time")
-    run.add_argument(
-        "--resume", type=Path, metavar="RUN", help="go on with a run that was stopped or killed"
-    )
+    _add_run_options(run)
 
     check = commands.add_parser("check", help="validate a pipeline file, print what it resolves to")
     _add_pipeline(check)
@@ -99,6 +85,31 @@ def _parser() -> argparse.ArgumentParser:
         help="of the benchmark: --json, and what its --help says",
     )
     return parser
+
+
+def _add_run_options(run: argparse.ArgumentParser) -> None:
+    _add_pipeline(run, nargs="*")
+    run.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="who runs when and where; default: serial (docs/policies.md)",
+    )
+    run.add_argument(
+        "--start-together",
+        action="store_true",
+        help="begin the work of all pipelines once the processes of all are ready",
+    )
+    run.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="what sub-stages cost on this machine, by `jigsaw profile`; default: built in",
+    )
+    run.add_argument("--runs-folder", type=Path, metavar="DIR", help="default: runs")
+    run.add_argument("--name", help="the run's folder; default: pipeline's name and the time")
+    run.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with a run that was stopped or killed"
+    )
 
 
 class _Version(argparse.Action):
@@ -146,9 +157,23 @@ def _run(arguments: argparse.Namespace) -> int:
         configs,
         policy=policy,
         start_together=arguments.start_together,
+        profile=_profile_of(arguments.profile),
         runs_folder=arguments.runs_folder or Path("runs"),
         name=arguments.name,
     )
+
+
+def _profile_of(path: Path | None) -> DeviceProfile | None:
+    """Raises `CommandError` for a file that is none, or of other devices than this machine has."""
+    if path is None:
+        return None
+    from jigsawrl.cli.embedded import device_kind
+    from jigsawrl.profile_file import read_profile
+
+    try:
+        return read_profile(path, device_kind=device_kind())
+    except ValueError as error:
+        raise CommandError(f"--profile {error}", status=EXIT_BAD_INPUT) from None
 
 
 def _check_terms(configs: Sequence[PipelineConfig], policy: str) -> None:
@@ -172,6 +197,7 @@ def _resume(arguments: argparse.Namespace) -> int:
         "--name": arguments.name,
         "--policy": arguments.policy,
         "--start-together": arguments.start_together,
+        "--profile": arguments.profile,
         "--runs-folder": arguments.runs_folder,
     }
     for option, value in given.items():

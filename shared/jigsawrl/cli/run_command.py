@@ -24,6 +24,7 @@ from jigsawrl.cli.run_folder import Run, lock, make_run_folder, read_run, write_
 from jigsawrl.cli.summary import describe, succeeded, summarize, to_line
 from jigsawrl.cli.supervisor import GaveUpError
 from jigsawrl.config import PipelineConfig
+from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.contract.requests import PipelineStatus, Status
 
 
@@ -32,6 +33,7 @@ def run(
     *,
     policy: str,
     start_together: bool,
+    profile: DeviceProfile | None = None,
     runs_folder: Path,
     name: str | None,
 ) -> int:
@@ -46,7 +48,9 @@ def run(
     view = _build_view()
     try:
         folder = make_run_folder(runs_folder, pipeline="+".join(names), name=name)
-        run = write_run(folder, configs, policy=policy, start_together=start_together)
+        run = write_run(
+            folder, configs, policy=policy, start_together=start_together, profile=profile
+        )
         return _run_in(folder, configs, view, run=run)
     finally:
         view.close()

@@ -14,8 +14,12 @@ import msgspec
 from jigsawrl.cli.config_file import from_json, to_json
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
 from jigsawrl.config import PipelineConfig
+from jigsawrl.contract.profile import DeviceProfile
 
 RUN_FILE = "run.json"
+PROFILE_FILE = "profile.json"
+"""Where the run was started with a profile: it goes on with that."""
+
 CONFIG_FILE = "config.json"
 LOCK_FILE = "lock"
 SYSTEM_FOLDERS = ("logs", "nats", "node", "scheduler")
@@ -64,7 +68,12 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_run(
-    folder: Path, configs: Sequence[PipelineConfig], *, policy: str, start_together: bool
+    folder: Path,
+    configs: Sequence[PipelineConfig],
+    *,
+    policy: str,
+    start_together: bool,
+    profile: DeviceProfile | None = None,
 ) -> Run:
     """All that `read_run` needs, and a place for logs; raises `CommandError`."""
     reserved = next((c.name for c in configs if c.name in SYSTEM_FOLDERS), None)
@@ -83,6 +92,8 @@ def write_run(
             start_together=start_together,
         )
         (folder / RUN_FILE).write_bytes(msgspec.json.encode(run) + b"\n")
+        if profile is not None:
+            (folder / PROFILE_FILE).write_bytes(msgspec.json.encode(profile) + b"\n")
         (folder / "logs").mkdir()
         return run
     except OSError as error:

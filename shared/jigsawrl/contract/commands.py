@@ -74,6 +74,9 @@ class Configure(Command, frozen=True, kw_only=True):
     rank: Count = 0
     """Of a trainer in its gang; rank 0 is the one that publishes, records and commits."""
     num_ranks: Count = 1
+    tail_sequences: Count | None = None
+    """Of a rollout or evaluation worker: decoding so many sequences or fewer is a tail, as the
+    scheduler counts it; None = the engine's own for its device."""
 
 
 # --- To the environment --------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from jigsawrl.contract.parts import (
     SequenceReward,
     SubStage,
 )
+from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.contract.spec import Device, PipelineSpec
 
 
@@ -45,6 +46,8 @@ class LeaderElected(Event, frozen=True, kw_only=True):
     code_version: str
     policy: str = "serial"
     """Name of the policy that decides from here on."""
+    profile: DeviceProfile | None = None
+    """What sub-stages cost on the cluster's devices; None = as the last leader that told one."""
 
 
 class Tick(Event, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import math
 from jigsawrl.contract.commands import PublishWeights
 from jigsawrl.contract.events import CheckpointCommitted, VersionPublished
 from jigsawrl.contract.message import Ledger
-from jigsawrl.core import evaluation, observing, pace, pipelines
+from jigsawrl.core import evaluation, observing, pace, pipelines, profiles
 from jigsawrl.core.groups import end, revive
 from jigsawrl.core.ledger import begin_after
 from jigsawrl.core.outbox import Outbox
@@ -106,7 +106,7 @@ def published(state: State, pipeline: Pipeline, event: VersionPublished) -> None
         return
     pipeline.version = event.version
     observing.step_ended(pipeline, version=event.version, now_s=state.clock.now_s)
-    pace.step_ended(pipeline, now_s=state.clock.now_s, table=observing.TABLE)
+    pace.step_ended(pipeline, now_s=state.clock.now_s, table=profiles.table(state))
     if batch is not None:
         _train(pipeline, batch, event.num_trained_tokens)
     if event.metrics:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from jigsawrl.contract.events import SubStagesEnded
 from jigsawrl.contract.parts import SubStage
-from jigsawrl.core import phases
-from jigsawrl.core.slowdown import CPU_SLOT, Running, SlowdownTable
+from jigsawrl.core import phases, profiles
+from jigsawrl.core.slowdown import Running
 from jigsawrl.core.state import Pipeline, State, Tenant
 from jigsawrl.core.work_history import Observation, close, observe, reopen
-
-TABLE = SlowdownTable(CPU_SLOT)
-"""Until profiles are read: one core divided in time."""
 
 LATE_STEPS = 1
 """A step is averaged when so many later versions are there. Workers report their last spans before
@@ -46,7 +43,7 @@ def reported(state: State, pipeline: Pipeline, tenant: Tenant, event: SubStagesE
             share=1.0 if measured else share,
             beside=None if measured else beside,
         )
-        observe(pipeline.work, observation, table=TABLE)
+        observe(pipeline.work, observation, table=profiles.table(state))
 
 
 def _is_start(pipeline: Pipeline, span: SubStage) -> bool:

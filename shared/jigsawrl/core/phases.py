@@ -10,10 +10,6 @@ from jigsawrl.contract.message import SubStageKind
 from jigsawrl.core.prediction import SubStageId
 from jigsawrl.core.state import GENERATING, Pipeline
 
-TAIL_SEQUENCES = 8
-"""On a worker that holds no more, decoding is a tail: there an iteration costs at most 1.2 times that
-of one sequence. Of a CPU slot, measured with the example's model (docs/rollout.md)."""
-
 BEFORE_CUT: tuple[SubStageKind, ...] = (
     "prefill",
     "bulk_decode",
@@ -48,7 +44,7 @@ def current_kinds(pipeline: Pipeline) -> dict[str, SubStageKind]:
     kinds: dict[str, SubStageKind] = {}
     for name, count in num_generating(pipeline).items():
         if count:
-            kinds[name] = "tail_decode" if count <= TAIL_SEQUENCES else "bulk_decode"
+            kinds[name] = "tail_decode" if count <= pipeline.tail_sequences else "bulk_decode"
     if pipeline.open_cut is not None:
         kinds |= {rank.id: "forward_backward" for rank in pipeline.gang}
     if pipeline.evaluation is not None and pipeline.evaluation.sent_to is not None:
@@ -77,7 +73,7 @@ def ended(pipeline: Pipeline) -> frozenset[SubStageId]:
         return frozenset()
     for name, count in counts.items():
         over.add((version, name, "prefill"))
-        if count <= TAIL_SEQUENCES:
+        if count <= pipeline.tail_sequences:
             over.add((version, name, "bulk_decode"))
         if not count:
             over |= {(version, name, kind) for kind in ("tool_wait", "tail_decode")}

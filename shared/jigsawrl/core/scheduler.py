@@ -28,6 +28,7 @@ from jigsawrl.core import (
     migration,
     nodes,
     pipelines,
+    profiles,
     room,
     shares,
     workers,
@@ -161,6 +162,8 @@ class Scheduler:
         self.state.leader_epoch = self.state.sequence
         if event.policy in self._policies:
             self.state.policy = event.policy
+        if event.profile is not None:
+            self.state.profile = event.profile
 
     def _submitted(self, event: events.PipelineSubmitted) -> None:
         live = [p.spec for p in self.state.pipelines.values() if p.live]
@@ -237,7 +240,7 @@ class Scheduler:
         policy = self._policy
         starts = policy.starts(state)
         for start in starts:
-            _start(state.pipelines[start.pipeline], start)
+            _start(state, state.pipelines[start.pipeline], start)
         shares.command(state, policy.shares(state), outbox)
         for start in starts:
             self._decide_pipeline(state.pipelines[start.pipeline], outbox)
@@ -281,9 +284,10 @@ class Scheduler:
             admission.admit(pipeline)
 
 
-def _start(pipeline: Pipeline, start: Start) -> None:
+def _start(state: State, pipeline: Pipeline, start: Start) -> None:
     pipeline.stage = "starting"
     for place in start.places:
         pipeline.tenants[place.tenant] = Tenant(
             id=place.tenant, role=place.role, node=place.node, device=place.device
         )
+    profiles.note_tail(state, pipeline)

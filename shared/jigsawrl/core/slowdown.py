@@ -1,8 +1,8 @@
 """The slowdown table: how fast a sub-stage runs at a share of a device, alone or beside another.
 
 `prediction` asks it to turn observed seconds into full-speed work, `play` to turn work into seconds.
-It never reads a file: `jigsaw profile` writes a `SlowdownProfile`, the caller decodes it and hands it
-over, after `check_profile`.
+It never reads a file: `jigsaw profile` writes a `SlowdownProfile`, `profile_file` reads and checks it,
+and the leader's election brings it into the state.
 
 Source: JigsawRL (arXiv 2604.23838), an offline-profiled lookup (kind A, kind B, resource split) ->
 slowdown of each. Deviations: speeds (1 / slowdown) are stored, shares between the profiled ones are
@@ -12,9 +12,10 @@ pairwise factor in, as nobody profiles triples.
 
 from __future__ import annotations
 
-import msgspec
-
 from jigsawrl.contract.message import SubStageKind
+from jigsawrl.contract.profile import MISSING_PAIR_FACTOR as MISSING_PAIR_FACTOR
+from jigsawrl.contract.profile import SlowdownProfile as SlowdownProfile
+from jigsawrl.contract.profile import SlowdownRow as SlowdownRow
 
 WAITS: frozenset[SubStageKind] = frozenset({"tool_wait", "reward_wait"})
 """Kinds that use no device: time passes for them whatever the shares are."""
@@ -22,10 +23,6 @@ WAITS: frozenset[SubStageKind] = frozenset({"tool_wait", "reward_wait"})
 LEVELS = (0.25, 0.5, 0.75, 1.0)
 """Shares that are profiled and chosen from. Quarters: the paper's budgets are discrete, and finer
 ones change a makespan less than predictions err."""
-
-MISSING_PAIR_FACTOR = 0.8
-"""Of the speed beside a pair that nobody profiled. Conservative: two tenants of one GPU that split
-its SMs seldom cost each other more than a fifth, so an unknown pair is never chosen for its gain."""
 
 _CACHE_SIZE = 4096
 """Remembered answers; shares are discrete, so that a cluster asks far fewer questions than this."""
@@ -39,37 +36,17 @@ _Curve = tuple[tuple[float, float], ...]
 """Points (x, y) by rising x, joined by straight lines."""
 
 
-class SlowdownRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One measurement: the speed of `kind` at `share`, alone or beside another sub-stage."""
-
-    kind: SubStageKind
-    share: float
-    """Fraction of the device, above 0."""
-    beside: SubStageKind | None = None
-    """What ran next to it; None = nothing."""
-    beside_share: float | None = None
-    speed: float
-    """Fraction of its full speed alone on the device: 0.4 = takes 2.5 times as long."""
-
-
-class SlowdownProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `jigsaw profile` measured on one kind of device."""
-
-    device_kind: str
-    """``cpu``, or a GPU's product name: numbers of one say nothing about another."""
-    source: str
-    """Where the numbers come from, for people: a command and machine, or a paper and table."""
-    rows: tuple[SlowdownRow, ...] = ()
-    missing_pair_factor: float = MISSING_PAIR_FACTOR
-    """Beside a kind that no row names; 1 = no interference."""
-
-
 CPU_SLOT = SlowdownProfile(
     device_kind="cpu",
     source="built in: one core divided in time gives speed = share; 3 % for caches and switches",
     missing_pair_factor=0.97,
 )
 """Of one core. The 3 % keep plans from splitting a core where nothing is gained by it."""
+
+
+TAIL_SEQUENCES = {"cpu": 8, "cuda": 128}
+"""By kind of device, where no profile says it: on a worker that holds no more, decoding is a tail. Of a
+CPU slot, measured with the example's model (docs/rollout.md); of a GPU, as in the paper."""
 
 
 def check_profile(profile: SlowdownProfile, *, device_kind: str) -> None:

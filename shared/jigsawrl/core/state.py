@@ -13,12 +13,14 @@ from typing import Literal
 import msgspec
 
 from jigsawrl.contract.message import Ledger, Ref, Role, Worker
+from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.contract.requests import EvaluationResult
 from jigsawrl.contract.spec import Device, PipelineSpec
 from jigsawrl.core.allotment import Allotment
 from jigsawrl.core.clock import StreamClock
 from jigsawrl.core.ids import IdRanges
 from jigsawrl.core.outlook import Outlooks, Pace
+from jigsawrl.core.slowdown import TAIL_SEQUENCES
 from jigsawrl.core.work_history import WorkHistory
 
 SequenceStage = Literal[
@@ -247,6 +249,8 @@ class Pipeline(msgspec.Struct):
     """Highest data-stream sequence seen in a reference."""
 
     # Prediction
+    tail_sequences: int = TAIL_SEQUENCES["cpu"]
+    """On a rollout worker that holds no more, decoding is a tail: what its workers were told."""
     work: WorkHistory = msgspec.field(default_factory=WorkHistory)
     version_s: dict[int, float] = {}
     """Stream time at which the last versions were published first."""
@@ -350,6 +354,8 @@ class State(msgspec.Struct):
     leader_epoch: int = 0
     policy: str = "serial"
     """Name of the policy that the leader was started with."""
+    profile: DeviceProfile | None = None
+    """The last that a leader was started with."""
     decided_s: float = -1.0
     dirty: dict[str, bool] = {}
     """Pipelines that an event touched since the last decision (a dict as an ordered set)."""

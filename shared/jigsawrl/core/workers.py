@@ -171,6 +171,7 @@ def configure(pipeline: Pipeline, outbox: Outbox) -> None:
                 gang_epoch=pipeline.gang_epoch,
                 rank=rank,
                 num_ranks=len(gang) if tenant.role == "trainer" else 1,
+                tail_sequences=pipeline.tail_sequences,
             )
         )
         tenant.configured = True

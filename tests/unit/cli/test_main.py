@@ -94,6 +94,23 @@ def test_promises_that_can_not_be_kept_are_refused_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_profile_of_other_devices_or_beside_resume_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(
+        '{"slowdown": {"device_kind": "NVIDIA H1", "source": "made up"}, "tail_sequences": 8}'
+    )
+    run = ["run", str(write_pipeline(tmp_path)), "--runs-folder", str(tmp_path / "runs")]
+    assert main([*run, "--profile", str(profile)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"jigsaw run: --profile {profile}: slowdown profile: measured on")
+    assert told.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+    assert main(["run", "--resume", str(tmp_path), "--profile", str(profile)]) == 2
+    assert "--profile has no effect with --resume" in capsys.readouterr().err
+
+
 def test_export_of_what_is_no_run_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,12 +105,3 @@ def test_a_row_twice_and_a_factor_of_nothing_are_refused() -> None:
 def test_a_profile_of_another_device_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="run `jigsaw profile` on this machine"):
         check_profile(profile(PAIR), device_kind="cpu")
-
-
-def test_a_profile_reads_from_a_file_and_a_misspelt_key_is_named() -> None:
-    text = b"""{"device_kind": "gpu", "source": "here",
-        "rows": [{"kind": "prefill", "share": 0.5, "speed": 0.5}]}"""
-    read = msgspec.json.decode(text, type=SlowdownProfile)
-    assert read.rows[0].kind == "prefill"
-    with pytest.raises(msgspec.ValidationError, match="sped"):
-        msgspec.json.decode(text.replace(b"speed", b"sped"), type=SlowdownProfile)

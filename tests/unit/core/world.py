@@ -15,6 +15,7 @@ from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.contract import parts
 from jigsawrl.contract.message import Ledger, Ref, Worker
+from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.contract.spec import Device, EvaluationSpec, PipelineSpec
 from jigsawrl.core import invariants
 from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
@@ -96,8 +97,9 @@ class World:
         policy: str | Policy = DEFAULT_POLICY,
         companions: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
         memory_bytes: tuple[int, ...] = (1 << 30, 1 << 30),
+        profile: DeviceProfile | None = None,
     ) -> None:
-        """`memory_bytes` of each device."""
+        """`memory_bytes` of each device; `profile` of all."""
         self.random = Random(seed)
         self.faults = faults
         self.now_s = 1000.0
@@ -132,8 +134,23 @@ class World:
         self.faulty = True
         self.num_restarts = 0
         self._memory_bytes = memory_bytes
+        self._companions = companions
         self._tenants = self.build_tenants()
-        self.publish(e.LeaderElected(id="leader", leader="s", code_version="1", policy=policy))
+        self._open(
+            pipelines,
+            e.LeaderElected(
+                id="leader", leader="s", code_version="1", policy=policy, profile=profile
+            ),
+        )
+        self._start_node()
+        self.every(0.1, self._tick)
+        self.every(2.0, self._heartbeat)
+        self.every(1.0, self._harm)
+        self.every(1.0, self._progress)
+        self.every(10.0, self._inventories)
+
+    def _open(self, pipelines: list[PipelineSpec], elected: e.LeaderElected) -> None:
+        self.publish(elected)
         for pipeline in pipelines:
             self.publish(
                 e.PipelineSubmitted(
@@ -141,15 +158,9 @@ class World:
                     pipeline=pipeline.name,
                     spec=pipeline,
                     config=b"config",
-                    companions=companions.get(pipeline.name, ()),
+                    companions=self._companions.get(pipeline.name, ()),
                 )
             )
-        self._start_node()
-        self.every(0.1, self._tick)
-        self.every(2.0, self._heartbeat)
-        self.every(1.0, self._harm)
-        self.every(1.0, self._progress)
-        self.every(10.0, self._inventories)
 
     def run(self, *, limit_s: float = 900.0) -> None:
         """To the end; after half the limit the world is kind, so that everything must end."""

@@ -65,6 +65,7 @@ def engine_of(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     deterministic: bool = False,
+    tail_sequences: int | None = None,
     **sampling: Any,
 ) -> TorchEngine:
     """An engine with the model's weights as version 0."""
@@ -74,6 +75,7 @@ def engine_of(
         device=torch.device(device),
         dtype=dtype,
         deterministic=deterministic,
+        tail_sequences=tail_sequences,
     )
     load(engine, model, version=0)
     return engine

@@ -55,6 +55,13 @@ def test_the_prompt_of_a_group_is_computed_once() -> None:
     assert decoded == sum(len(one.tokens) for one in finished.values())
 
 
+@pytest.mark.parametrize(("tail_sequences", "kind"), [(2, "bulk_decode"), (3, "tail_decode")])
+def test_decoding_is_a_tail_from_where_the_scheduler_says(tail_sequences: int, kind: str) -> None:
+    engine = engine_of(tiny_model(), tail_sequences=tail_sequences)
+    engine.add(groups(num_groups=1, group_size=3))
+    assert [part.kind for part in engine.step().work if part.kind != "prefill"] == [kind]
+
+
 def test_members_that_join_later_copy_the_prompt_of_one_that_runs() -> None:
     model = tiny_model()
     first, *later = groups(num_groups=1, group_size=6)

@@ -7,7 +7,7 @@ judged as a decision is: by playing the next steps of the pipelines that live on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -35,7 +35,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
     budgets: list[DeviceBudget]
     table: SlowdownTable
-    terms: dict[str, Terms]
+    terms: Callable[[Iterable[Node]], dict[str, Terms]]
+    """What the pipelines of these nodes were promised."""
     max_hold_s: float
 
 
@@ -113,7 +114,7 @@ def _judge(nodes: tuple[Node, ...], pipeline: Pipeline, within: Surroundings) ->
     graph = Graph(nodes, devices=within.budgets)
     position = Position(graph, within.table, max_hold_s=within.max_hold_s)
     limits = Limits(max_expanded=PLAYED_NODES * MIN_PLAYS)
-    return listed(position, terms=within.terms, limits=limits)
+    return listed(position, terms=within.terms(nodes), limits=limits)
 
 
 def _clearly_less(cost: tuple[float, ...], than: tuple[float, ...]) -> bool:

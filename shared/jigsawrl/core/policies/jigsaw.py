@@ -13,11 +13,10 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from jigsawrl.core import ids, pace, phases
+from jigsawrl.core import ids, pace, phases, profiles
 from jigsawrl.core.graph import DeviceBudget, Graph, Node, around
 from jigsawrl.core.lookahead import Decision, Limits, Search, Terms, look_ahead
 from jigsawrl.core.migration import MIN_STAY_S, Move
-from jigsawrl.core.observing import TABLE
 from jigsawrl.core.outlook import MAX_DECISIONS, Decided
 from jigsawrl.core.play import Position
 from jigsawrl.core.policies import gather
@@ -73,8 +72,8 @@ class Jigsaw(Policy):
         if self._merges and gather.begins(pipeline):
             within = gather.Surroundings(
                 budgets=_budgets(state),
-                table=TABLE,
-                terms={name: Terms() for name in state.pipelines},
+                table=profiles.table(state),
+                terms=lambda nodes: _terms(state, nodes),
                 max_hold_s=MAX_HOLD_S,
             )
             num = gather.plan(state, pipeline, predict=self._predicted, within=within)
@@ -127,7 +126,7 @@ class Jigsaw(Policy):
         memory.held_since_s = {i: s for i, s in memory.held_since_s.items() if i in ready}
         position = Position(
             graph,
-            TABLE,
+            profiles.table(state),
             max_hold_s=MAX_HOLD_S,
             held_s={i: now_s - since_s for i, since_s in memory.held_since_s.items()},
         )
@@ -162,7 +161,9 @@ def _terms(state: State, nodes: Iterable[Node]) -> dict[str, Terms]:
     for node in nodes:
         by_pipeline.setdefault(node.pipeline, []).append(node)
     return {
-        name: pace.terms(state.pipelines[name], own, now_s=state.clock.now_s, table=TABLE)
+        name: pace.terms(
+            state.pipelines[name], own, now_s=state.clock.now_s, table=profiles.table(state)
+        )
         for name, own in by_pipeline.items()
     }
 
