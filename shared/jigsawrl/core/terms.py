@@ -58,8 +58,8 @@ def contradiction(
 
 def by_priority(state: State, wanted: Wanted) -> Wanted:
     """On each device the tenants of the highest rank that work now have all but the floor of each
-    other tenant, divided as in `wanted`, which stays where ranks are equal or nobody works. Of equal
-    priorities, a pipeline behind its latency cap ranks above the others."""
+    other tenant, divided as in `wanted`, which stays where ranks are equal. Of equal priorities, a
+    pipeline behind its latency cap ranks above the others."""
     active = [pipeline for pipeline in state.pipelines.values() if pipeline.active]
     late = state.outlooks.late
     ranks = {p.name: (p.spec.terms.priority, p.name in late) for p in active}
@@ -78,8 +78,10 @@ def by_priority(state: State, wanted: Wanted) -> Wanted:
 
 
 def _precede(shares: dict[str, float], rank: dict[str, Rank], works: set[str]) -> dict[str, float]:
-    if len({rank[name] for name in shares}) < 2 or not works:
+    if len({rank[name] for name in shares}) < 2:
         return shares
+    if not works:  # a hold that was meant for one of higher rank must not outlast it
+        return dict.fromkeys(shares, 1 / len(shares))
     top = max(rank[name] for name in works)
     first = {name: share for name, share in shares.items() if name in works and rank[name] == top}
     left = 1 - FLOOR_SHARE * (len(shares) - len(first))

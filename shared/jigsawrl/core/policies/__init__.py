@@ -37,6 +37,6 @@ _ABLATIONS: tuple[Policy, ...] = (
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {policy.name: policy for policy in (*_CHOICES, *_ABLATIONS)}
 )
-"""`shuffle` (places as `serial` does, and moves every running sequence to the next rollout worker again
-and again) is for tests and benchmarks of migration and has no source, since nobody would want it; the
-ablations of `jigsaw` are for `jigsaw bench multiplex`."""
+"""`shuffle` (places as `unmanaged` does, moves every running sequence to the next rollout worker again
+and again, and turns shares) is for tests and benchmarks of migration and has no source, since nobody
+would want it; the ablations of `jigsaw` are for `jigsaw bench multiplex`."""
