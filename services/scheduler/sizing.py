@@ -41,10 +41,10 @@ NUM_VERSIONS = 5
 
 
 def longest_sequence_tokens(config: PipelineConfig) -> int:
-    """Prompt and response."""
+    """Prompt, all turns, and what the environment says between them."""
     if isinstance(config.model, InitModelConfig):
         return config.model.max_position_embeddings
-    return MAX_PROMPT_TOKENS + config.rollout.sampling.max_new_tokens
+    return MAX_PROMPT_TOKENS + config.max_tokens_behind_prompt()
 
 
 def longest_record_bytes(config: PipelineConfig) -> int:
@@ -55,6 +55,7 @@ def longest_record_bytes(config: PipelineConfig) -> int:
         raise ValueError(
             f"a sequence of {num_tokens} tokens needs a message of {num_bytes} bytes, but one holds"
             f" {MAX_PAYLOAD_BYTES}: lower rollout.sampling.max_new_tokens"
+            + (" or task.num_turns" if config.turns().num_turns > 1 else "")
         )
     return num_bytes
 

@@ -21,6 +21,7 @@ from jigsawrl.config_algorithm import OverlongConfig
 from jigsawrl.contract.commands import BatchCut, TrainedSequence
 from jigsawrl.contract.message import Array
 from jigsawrl.contract.records import RewardRecord, SequenceRecord
+from jigsawrl.turns import turn_spans
 
 LOAD_CONCURRENCY = 32
 """Records asked for at once: enough to hide the round trip, few enough to bound memory in flight."""
@@ -40,7 +41,7 @@ class Sample:
     logprobs: Tensor
     """float32 [T], the engine's."""
     versions: Tensor
-    """int32 [T]; -1 at prompt positions."""
+    """int32 [T]; -1 where not generated."""
     mask: Tensor
     """bool [T], True where trained; never at position 0, which nothing predicts."""
     reward: float
@@ -112,13 +113,16 @@ def make_sample(group: str, sequence: str, record: Any, reward: Any) -> Sample:
 def shape_rewards(
     samples: Sequence[Sample], overlong: OverlongConfig, *, max_new_tokens: int
 ) -> list[Sample]:
-    """Rewards less what DAPO's overlong punishment takes; a length counts generated tokens."""
+    """Rewards less what DAPO's overlong punishment takes. A length counts generated tokens; of several
+    turns, each of which has `max_new_tokens`, the longest one is punished."""
     return [
         replace(
             sample,
             reward=sample.reward
             + overlong_penalty(
-                int((sample.versions >= 0).sum()),
+                max(
+                    (end - begin for begin, end in turn_spans(sample.versions.tolist())), default=0
+                ),
                 max_tokens=max_new_tokens,
                 buffer_tokens=overlong.buffer_tokens,
                 factor=overlong.factor,

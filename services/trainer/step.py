@@ -60,7 +60,7 @@ class StepSettings:
             sampling=Filter(
                 temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
             ),
-            max_new_tokens=sampling.max_new_tokens,
+            max_new_tokens=config.max_generated_tokens(),
             max_microbatch_tokens=config.trainer.max_microbatch_tokens,
             num_minibatches=config.trainer.num_minibatches,
             max_grad_norm=config.trainer.optimizer.max_grad_norm,

@@ -9,7 +9,7 @@ MessagePack in their `Configure` command.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +24,11 @@ from jigsawrl.config_base import (
     Table,
 )
 from jigsawrl.config_scheduling import SchedulingConfig
+from jigsawrl.config_task import JsonlTaskConfig as JsonlTaskConfig
+from jigsawrl.config_task import ReasoningGymConfig as ReasoningGymConfig
+from jigsawrl.config_task import SortDigitsConfig as SortDigitsConfig
+from jigsawrl.config_task import TaskConfig as TaskConfig
+from jigsawrl.config_task import TaskTurns, turns_of
 from jigsawrl.contract.spec import DynamicSamplingSpec, EvaluationSpec, MemorySpec, PipelineSpec
 from jigsawrl.contract.streams import check_name
 
@@ -67,42 +72,6 @@ class PathModelConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="p
     """A local Hugging Face checkpoint folder (Qwen3 or Llama architecture) with its tokenizer."""
 
     path: str
-
-
-# --- Task ----------------------------------------------------------------------------------------
-
-
-class SortDigitsConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="sort-digits"):
-    """Prompt ``3142=``, answer ``1234``: sort digits (repeats allowed). Reward 1 if exact."""
-
-    min_digits: PositiveInt = 4
-    max_digits: PositiveInt = 8
-    num_held_out: PositiveInt = 500
-
-    def __post_init__(self) -> None:
-        if self.min_digits > self.max_digits:
-            raise ValueError(f"min_digits {self.min_digits} exceeds max_digits {self.max_digits}")
-
-
-class JsonlTaskConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="jsonl"):
-    """One JSON object a line with ``prompt``, ``answer`` and any other fields."""
-
-    path: str
-    reward: Literal["exact", "numeric"]
-    held_out_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.1
-    """Share of the lines that are kept for evaluation, chosen by a hash of the prompt."""
-
-
-class ReasoningGymConfig(Table, frozen=True, kw_only=True, tag_field="type", tag="reasoning-gym"):
-    """One family of the reasoning-gym package, scored by its own scorer."""
-
-    family: Literal["basic_arithmetic", "chain_sum", "number_sorting"]
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Passed to the family's own config."""
-    num_held_out: PositiveInt = 200
-
-
-TaskConfig = SortDigitsConfig | JsonlTaskConfig | ReasoningGymConfig
 
 
 # --- Rollout -------------------------------------------------------------------------------------
@@ -342,6 +311,19 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
             self.mode.pipeline_depth,
         )
         return eta, eta if bound is None else bound, eta + 1 if depth is None else depth
+
+    def turns(self) -> TaskTurns:
+        """How the task's environment takes part in a sequence."""
+        return turns_of(self.task)
+
+    def max_generated_tokens(self) -> int:
+        """Of one sequence: each turn has a budget of its own."""
+        return self.turns().num_turns * self.rollout.sampling.max_new_tokens
+
+    def max_tokens_behind_prompt(self) -> int:
+        """Of one sequence: all turns, and what the environment says between them."""
+        turns = self.turns()
+        return self.max_generated_tokens() + (turns.num_turns - 1) * turns.max_observation_tokens
 
     def spec(self, memory: MemorySpec | None = None) -> PipelineSpec:
         """What the scheduler needs to know; `memory` is for `jigsawrl.memory` to tell."""

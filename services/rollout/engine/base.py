@@ -28,13 +28,13 @@ class SequenceStart(msgspec.Struct, frozen=True, kw_only=True):
     longest_first: bool = False
     """Of those that wait one of each group joins first, then those of the longest group."""
     max_new_tokens: int | None = None
-    """Ends before the engine's own limit; None = at that."""
+    """Of the turn under way: ends before the engine's own limit; None = at that."""
     tokens: tuple[int, ...] = ()
-    """Generated so far, [T]."""
+    """Behind the prompt so far, [T]: generated ones, and between two turns those of the environment."""
     logprobs: tuple[float, ...] = ()
-    """[T]."""
+    """[T], 0 where not generated."""
     versions: tuple[int, ...] = ()
-    """[T]."""
+    """[T], -1 where not generated."""
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +42,29 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     tokens: list[int]
-    """[T], without the prompt, the stop token included."""
+    """[T], all behind the prompt, stop tokens included."""
     logprobs: list[float]
-    """[T], of the distribution that the token was drawn from."""
+    """[T], of the distribution that the token was drawn from; 0 where not generated."""
     versions: list[int]
-    """[T], policy version that made the token."""
+    """[T], policy version that made the token; -1 where not generated."""
     finish_reason: FinishReason | None
-    """None while it runs."""
+    """Of the last turn; None while it runs."""
+
+    @property
+    def own_versions(self) -> list[int]:
+        """Of the generated tokens only."""
+        return [version for version in self.versions if version >= 0]
+
+    @classmethod
+    def of(cls, start: SequenceStart, *, finish_reason: FinishReason | None = None) -> Generated:
+        """What there is of a sequence before its next step."""
+        return cls(
+            key=start.key,
+            tokens=list(start.tokens),
+            logprobs=list(start.logprobs),
+            versions=list(start.versions),
+            finish_reason=finish_reason,
+        )
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +88,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """Generates many sequences at once. A step is one token of every running sequence, so that
-    whatever is called between two steps takes effect at a token boundary."""
+    """Generates many sequences at once, of each the turn under way. A step is one token of every
+    running sequence, so that whatever is called between two steps takes effect at a token boundary."""
 
     @property
     def version(self) -> int | None:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from jigsawrl.core.slowdown import TAIL_SEQUENCES
+from jigsawrl.turns import current_turn
 from services.rollout.engine.agreement import agreeing_sizes
 from services.rollout.engine.base import Generated, SequenceStart, Step, StepKind, Work
 from services.rollout.engine.cache import SlotCache
@@ -138,7 +139,7 @@ class TorchEngine:
         wanted = set(keys)
         running = enumerate(self._slots.running)
         found = [self._slots.read(slot) for slot, one in running if one.start.key in wanted]
-        return found + [_not_begun(start) for start in self._waiting if start.key in wanted]
+        return found + [Generated.of(start) for start in self._waiting if start.key in wanted]
 
     # --- Weights ----------------------------------------------------------------------------------
 
@@ -298,9 +299,10 @@ class TorchEngine:
     def _running(self, start: SequenceStart) -> Running:
         loaded = self._ready()
         num_new_tokens = start.max_new_tokens or self._sampling.max_new_tokens
+        turn, begin = current_turn(start.versions)
         if self._lengths is not None:
-            num_new_tokens = self._lengths.of(start.seed)
-        limit = len(start.prompt) + num_new_tokens
+            num_new_tokens = self._lengths.of(start.seed, turn=turn)
+        limit = len(start.prompt) + begin + num_new_tokens
         return Running(
             start,
             prefix_version=loaded.version,
@@ -347,13 +349,3 @@ class TorchEngine:
 
 def _round_up(num_tokens: int) -> int:
     return -(-num_tokens // SPAN_TOKENS) * SPAN_TOKENS
-
-
-def _not_begun(start: SequenceStart) -> Generated:
-    return Generated(
-        key=start.key,
-        tokens=list(start.tokens),
-        logprobs=list(start.logprobs),
-        versions=list(start.versions),
-        finish_reason=None,
-    )

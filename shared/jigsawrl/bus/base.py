@@ -36,6 +36,15 @@ class RecordGoneError(BusError):
     """The record that a reference names is no longer stored."""
 
 
+class NoAnswerError(BusError):
+    """Nobody answered a request in its time. Whether it had an effect is not known."""
+
+    def __init__(self, text: str, *, is_served: bool) -> None:
+        super().__init__(text)
+        self.is_served = is_served
+        """Somebody took it at the last try, and was silent; otherwise nobody was there."""
+
+
 class StoredEvent(msgspec.Struct, frozen=True):
     """One message of the event stream; `event` is None where it went to the dead letters."""
 
@@ -88,7 +97,7 @@ class Bus(Protocol):
 
     async def request(self, target: str, message: Message, *, timeout_s: float) -> Any:
         """One core-NATS request (repeated until answered within `timeout_s`); a `RequestRefused`
-        reply or no answer raises `BusError`."""
+        reply raises `BusError`, no answer `NoAnswerError`."""
 
     async def serve(
         self, target: str, handler: RequestHandler, *, concurrency: int = 4, shared: bool = True

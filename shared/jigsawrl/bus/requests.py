@@ -16,7 +16,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from jigsawrl.bus.base import BusError, MessageTooLargeError, RequestHandler
+from jigsawrl.bus.base import BusError, MessageTooLargeError, NoAnswerError, RequestHandler
 from jigsawrl.bus.connection import (
     RETRYABLE,
     Backoff,
@@ -50,20 +50,24 @@ async def request(
     payload = encode(message)
     deadline = time.monotonic() + timeout_s
     backoff = Backoff(longest_s=0.25)
-    problem = "no answer"
+    problem, is_served = "no answer", False
     while (left_s := deadline - time.monotonic()) > 0:
+        is_served = False
         try:
             async with asyncio.timeout(left_s), connection.attempt(left_s) as link:
                 check_size(link.client, subject, payload)
+                is_served = True
                 answer = await link.client.request(
                     subject, payload, timeout=min(left_s, max(timeout_s / NUM_TRIES, 0.5))
                 )
             return _reply(subject, answer.data)
         except RETRYABLE as error:
             problem = describe(error)
+            is_served = is_served and isinstance(error, TimeoutError | nats.errors.TimeoutError)
         await backoff.pause()
-    raise BusError(
-        f"no answer on {subject} within {timeout_s:g} s ({problem}): is the service running?"
+    raise NoAnswerError(
+        f"no answer on {subject} within {timeout_s:g} s ({problem}): is the service running?",
+        is_served=is_served,
     )
 
 

@@ -18,6 +18,7 @@ from jigsawrl.config import (
     PathModelConfig,
     PipelineConfig,
     ReasoningGymConfig,
+    SortDigitsConfig,
 )
 from jigsawrl.config_algorithm import PPOConfig
 
@@ -40,6 +41,10 @@ def inert_keys(config: PipelineConfig) -> dict[str, str]:
     if isinstance(config.mode, AsyncConfig) and config.mode.max_staleness == 0:
         inert["mode.keep_kv"] = (
             "with mode.max_staleness = 0: weights never land in mid-sequence; remove it"
+        )
+    if isinstance(config.task, SortDigitsConfig) and config.task.num_turns == 1:
+        inert["task.turn_delay_s"] = (
+            "with task.num_turns = 1: the environment says nothing; remove it or raise num_turns"
         )
     algorithm = config.algorithm
     if config.trainer.num_minibatches > 1:
@@ -81,15 +86,22 @@ def _check_prompts(config: PipelineConfig, task: Task, *, num_positions: int, ke
     """Raise `ConfigError` for a problem whose prompt has no tokens, or no room in the model. Looks at
     the first problems only: a task may have any number."""
     count = _counter(config)
+    num_turns = config.turns().num_turns
+    # What a prompt must leave room for: a token of the only turn, which just ends earlier then; or all
+    # that several turns may need, since a turn that finds no room fails its sequence.
+    num_others = 1 if num_turns == 1 else config.max_tokens_behind_prompt()
     problems = [("training", i, task.train(i)) for i in range(NUM_CHECKED_PROBLEMS)]
     num_held_out = min(task.num_held_out, NUM_CHECKED_PROBLEMS)
     problems += [("held-out", i, task.held_out(i)) for i in range(num_held_out)]
     for kind, index, problem in problems:
         num_tokens = count(f"task: the prompt of {kind} problem {index}", problem.prompt)
-        if num_tokens >= num_positions:
+        if num_tokens + num_others > num_positions:
+            room = "an answer"
+            if num_turns > 1:
+                room = f"the {num_others} tokens of {num_turns} turns"
             raise ConfigError(
                 f"task: the prompt of {kind} problem {index} has {num_tokens} tokens, which leaves no"
-                f" room for an answer: {key} allows {num_positions} positions"
+                f" room for {room}: {key} allows {num_positions} positions"
             )
 
 

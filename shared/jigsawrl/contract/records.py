@@ -38,13 +38,16 @@ class SequenceRecord(Record, frozen=True, kw_only=True):
     """int32 [T], prompt first."""
     logprobs: Array
     """float32 [T], of the distribution sampled from (temperature, top-k and top-p applied);
-    0 at prompt positions."""
+    0 where nothing was generated."""
     versions: Array
-    """int32 [T], policy version that made the token; -1 at prompt positions."""
+    """int32 [T], policy version that made the token; -1 where it was not generated: in the prompt and
+    in what the environment said between two turns."""
     loss_mask: Array
     """uint8 [T], 1 where the token is generated and trained."""
     finish_reason: FinishReason | None
-    """None while incomplete."""
+    """Of the last turn; None while incomplete."""
+    turn_finish_reason: FinishReason | None = None
+    """Of the last turn, while the sequence waits for what its environment says to it."""
 
     def __post_init__(self) -> None:
         sizes = {a.shape for a in (self.tokens, self.logprobs, self.versions, self.loss_mask)}

@@ -112,7 +112,7 @@ class Status(Message, frozen=True, kw_only=True):
     pipelines: tuple[PipelineStatus, ...]
 
 
-# --- Between an evaluation worker and its pipeline's environment and reward ------------------------
+# --- Between an evaluation worker and its pipeline's environment ------------------------------------
 
 
 class HeldOutQuery(Message, frozen=True, kw_only=True):
@@ -138,12 +138,37 @@ class HeldOut(Message, frozen=True, kw_only=True):
     total: Count
 
 
+# --- Between a rollout or evaluation worker and its pipeline's environment --------------------------
+
+
+class TurnQuery(Message, frozen=True, kw_only=True):
+    """Ask the environment what it says to the turns of a sequence so far; answered by `Turn`.
+
+    The answer depends on `problem` and `turns` only, and a repeat under the same `sequence` gets the
+    same without the environment doing its work again: so a sequence may move while it waits."""
+
+    sequence: str
+    problem: dict[str, str]
+    turns: tuple[Array, ...]
+    """int32 [T] each: the generated tokens of every turn so far."""
+
+
+class Turn(Message, frozen=True, kw_only=True):
+    """Answers `TurnQuery`."""
+
+    observation: Array | None
+    """int32 [O], at least one: what the next turn comes after. None where the episode is over."""
+
+
+# --- Between an evaluation worker and its pipeline's reward -----------------------------------------
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One completion to score."""
 
     problem: dict[str, str]
     tokens: Array
-    """int32 [T], generated tokens only."""
+    """int32 [T], generated tokens of the last turn only."""
 
 
 class ScoreQuery(Message, frozen=True, kw_only=True):
@@ -186,6 +211,6 @@ class Activity(Message, frozen=True, kw_only=True):
     detail: str
 
 
-RequestType = Submit | Cancel | StatusQuery | HeldOutQuery | ScoreQuery
-ReplyType = Submitted | Status | HeldOut | Scores | RequestRefused
+RequestType = Submit | Cancel | StatusQuery | HeldOutQuery | TurnQuery | ScoreQuery
+ReplyType = Submitted | Status | HeldOut | Turn | Scores | RequestRefused
 TelemetryType = Activity

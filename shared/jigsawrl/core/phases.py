@@ -18,8 +18,6 @@ BEFORE_CUT: tuple[SubStageKind, ...] = (
     "reward_wait",
 )
 
-ROLLOUT: frozenset[SubStageKind] = frozenset({"prefill", "bulk_decode", "tail_decode", "tool_wait"})
-
 
 def num_generating(pipeline: Pipeline) -> dict[str, int]:
     """Sequences that each rollout worker has to generate now."""
@@ -53,9 +51,9 @@ def current_kinds(pipeline: Pipeline) -> dict[str, SubStageKind]:
 
 
 def step_of(pipeline: Pipeline, *, version: int, kind: SubStageKind) -> int:
-    """The step that reported work is for. Where batches overlap, rollout workers tell the version of
-    their weights, while they generate for the step behind the one in training."""
-    if kind in ROLLOUT and pipeline.spec.max_staleness and pipeline.version is not None:
+    """The step that reported work is for. Where batches overlap, what comes before the cut is told with
+    the version of the weights that generate, while it is for the step behind the one in training."""
+    if kind in BEFORE_CUT and pipeline.spec.max_staleness and pipeline.version is not None:
         return max(version, pipeline.version + (1 if pipeline.open_cut else 0))
     return version
 

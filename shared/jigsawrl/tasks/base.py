@@ -1,9 +1,11 @@
 """What a task is: an endless stream of training problems, a held-out set that never overlaps it, and
-a scorer. Pure functions of (config, seed), so that every process that builds the same task sees the
-same problems. The environment, the reward service and the trainer's warm-up are the callers."""
+a scorer; one with several turns also says what its environment answers between them. Pure functions of
+(config, seed), so that every process that builds the same task sees the same problems. The environment,
+the reward service and the trainer's warm-up are the callers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -38,5 +40,17 @@ class Task(Protocol):
     def held_out(self, index: int) -> Problem:
         """The held-out problem at `index` (0 to num_held_out - 1); no training prompt equals it."""
 
+    def observe(self, fields: dict[str, str], responses: Sequence[str]) -> str | None:
+        """What the environment says to the turns so far, never an empty text; None where the episode
+        is over. It depends on nothing else, so that whoever asks again gets the same."""
+
     def score(self, fields: dict[str, str], response: str) -> Scored:
-        """Score the text of a completion, end-of-sequence token removed."""
+        """Score the text of the last turn, end-of-sequence token removed."""
+
+
+class SingleTurn:
+    """A task whose environment says nothing."""
+
+    def observe(self, fields: dict[str, str], responses: Sequence[str]) -> str | None:
+        """The first answer is the last."""
+        return None

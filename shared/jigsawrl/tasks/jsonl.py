@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from jigsawrl.config import JsonlTaskConfig
-from jigsawrl.tasks.base import Problem, Scored
+from jigsawrl.tasks.base import Problem, Scored, SingleTurn
 from jigsawrl.tasks.rewards import exact, numeric
 
 _SCORERS: dict[str, Callable[[str, str], Scored]] = {"exact": exact, "numeric": numeric}
 
 
-class Jsonl:
+class Jsonl(SingleTurn):
     """Lines are held out by a hash of their prompt, so that a repeated prompt lies on one side only.
 
     Training goes through the other lines in a new seeded order each epoch."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from jigsawrl.config import ReasoningGymConfig
-from jigsawrl.tasks.base import Problem, Scored
+from jigsawrl.tasks.base import Problem, Scored, SingleTurn
 
 TRAIN_SIZE = 1_000_000_000
 """Training problems of a family, drawn when they are asked for: the number costs nothing."""
@@ -20,7 +20,7 @@ CORRECT_SCORE = 0.99
 """A family's score at or above which an answer counts as correct; partial credit lies below."""
 
 
-class ReasoningGym:
+class ReasoningGym(SingleTurn):
     """Training and held-out problems come from different generator seeds; a training prompt that
     equals a held-out one is passed over."""
 

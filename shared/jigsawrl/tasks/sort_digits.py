@@ -1,9 +1,14 @@
 """Sort digits: prompt ``3142=``, answer ``1234``. Small enough to learn on one core in a minute,
-hard enough that a warmed-up model is wrong half of the time."""
+hard enough that a warmed-up model is wrong half of the time.
+
+With several turns the environment marks a wrong answer and the model tries again: prompt ``3142=``,
+answer ``1324``, marks ``+--+=``, answer ``1234``."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from itertools import zip_longest
 
 from jigsawrl.config import SortDigitsConfig
 from jigsawrl.tasks.base import Problem, Scored
@@ -16,7 +21,7 @@ class SortDigits:
     def __init__(self, config: SortDigitsConfig, *, seed: int) -> None:
         self._config = config
         self._seed = seed
-        self.alphabet = "0123456789="
+        self.alphabet = "0123456789=" if config.num_turns == 1 else "+-0123456789="
         # Prompts of n digits that exist; a held-out set must leave most of them for training.
         num_prompts = sum(10**n for n in range(config.min_digits, config.max_digits + 1))
         if config.num_held_out * 2 > num_prompts:
@@ -38,6 +43,14 @@ class SortDigits:
 
     def held_out(self, index: int) -> Problem:
         return self._held_out[index]
+
+    def observe(self, fields: dict[str, str], responses: Sequence[str]) -> str | None:
+        """For each position of the right answer whether the last one has it right, and ``=``."""
+        answer, given = fields["answer"], responses[-1].strip()
+        if len(responses) >= self._config.num_turns or self.score(fields, given).correct:
+            return None
+        pairs = zip_longest(answer, given[: len(answer)])
+        return "".join("+" if right == said else "-" for right, said in pairs) + "="
 
     def score(self, fields: dict[str, str], response: str) -> Scored:
         return exact(fields["answer"], response)

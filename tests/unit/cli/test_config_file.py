@@ -198,6 +198,23 @@ def test_dynamic_sampling_is_refused_where_equal_rewards_teach(tmp_path: Path, k
     assert text.startswith("trainer.dynamic_sampling filters groups with equal rewards")
 
 
+def test_a_delay_of_an_environment_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    text = complaint(path, "task.turn_delay_s=0.5")
+    assert text.startswith("task.turn_delay_s")
+    assert "with task.num_turns = 1" in text
+    load_config(path, overrides=["task.turn_delay_s=0.5", "task.num_turns=2"])
+
+
+def test_all_turns_and_what_is_said_between_them_have_room_in_the_model(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    turns = ["task.num_turns=3", "rollout.sampling.max_new_tokens=20", "task.max_digits=8"]
+    needed = 9 + 3 * 20 + 2 * 9  # prompt, turns, marks
+    load_config(path, overrides=[*turns, f"model.max_position_embeddings={needed}"])
+    text = complaint(path, *turns, f"model.max_position_embeddings={needed - 1}")
+    assert "has 9 tokens, which leaves no room for the 78 tokens of 3 turns" in text
+
+
 @pytest.mark.parametrize("kind", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
 def test_dynamic_sampling_goes_with_a_baseline_of_the_group(tmp_path: Path, kind: str) -> None:
     overrides = (f"algorithm.type={kind}", "trainer.dynamic_sampling.max_batches=2")

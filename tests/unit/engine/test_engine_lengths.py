@@ -22,6 +22,13 @@ def test_lengths_follow_the_law() -> None:
     assert lengths[-1] == 512
 
 
+def test_each_turn_draws_a_length_of_its_own() -> None:
+    lengths = [tuple(LAW.of(seed, turn=turn) for turn in range(3)) for seed in range(500)]
+    assert lengths == [tuple(LAW.of(seed, turn=turn) for turn in range(3)) for seed in range(500)]
+    assert [first for first, _, _ in lengths] == [LAW.of(seed) for seed in range(500)]
+    assert sum(len(set(turns)) > 1 for turns in lengths) > 450
+
+
 def test_sequences_end_where_their_seeds_say_and_at_no_stop_token() -> None:
     law = DrawnLengths(median_tokens=6, p95_tokens=20, max_tokens=30)
     engine = TorchEngine(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jigsawrl.config import JsonlTaskConfig, ReasoningGymConfig, SortDigitsConfig
+from jigsawrl.config_task import TaskTurns, turns_of
 from jigsawrl.tasks import Task, build_task
 from jigsawrl.tasks.rewards import exact, numeric
 
@@ -38,6 +39,44 @@ def test_sort_digits_never_trains_on_a_held_out_prompt(seed: int, num_held_out: 
 def test_sort_digits_refuses_a_held_out_set_that_leaves_nothing_to_train_on() -> None:
     with pytest.raises(ValueError, match="num_held_out"):
         build_task(SortDigitsConfig(min_digits=1, max_digits=1, num_held_out=9), seed=0)
+
+
+def test_sort_digits_marks_a_wrong_answer_position_by_position_and_ends_with_a_right_one() -> None:
+    task = build_task(SortDigitsConfig(num_turns=3), seed=0)
+    fields = {"answer": "1234"}
+    assert task.observe(fields, ["1324"]) == "+--+="
+    assert task.observe(fields, ["1324", " 12 "]) == "++--=", "what is missing is wrong"
+    assert task.observe(fields, ["123499"]) == "++++=", "right but too long"
+    assert task.observe(fields, [""]) == "----="
+    assert task.observe(fields, ["1234"]) is None
+    assert task.observe(fields, ["4321", "4321", "4321"]) is None, "three turns are all"
+    assert set("+-") <= set(task.alphabet)
+
+
+def test_what_sort_digits_says_fits_what_is_reserved_for_it() -> None:
+    config = SortDigitsConfig(num_turns=2)
+    task = build_task(config, seed=0)
+    for cursor in range(100):
+        said = task.observe(task.train(cursor).fields, ["+-0123456789="])
+        assert said is not None
+        assert set(said) <= set(task.alphabet)
+        assert len(said) <= turns_of(config).max_observation_tokens
+
+
+def test_the_alphabet_of_one_turn_has_no_marks() -> None:
+    assert build_task(SortDigitsConfig(), seed=0).alphabet == "0123456789="
+
+
+def test_the_environment_of_a_task_with_one_turn_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": str(n), "answer": 1}) for n in range(50)))
+    for config in (
+        JsonlTaskConfig(path=str(path), reward="exact"),
+        ReasoningGymConfig(family="chain_sum", num_held_out=5),
+        SortDigitsConfig(),
+    ):
+        assert build_task(config, seed=0).observe({"answer": "1"}, ["2"]) is None
+        assert turns_of(config) == TaskTurns()
 
 
 @pytest.mark.parametrize("family", ["basic_arithmetic", "chain_sum", "number_sorting"])

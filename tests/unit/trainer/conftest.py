@@ -52,7 +52,8 @@ def make_model() -> Callable[..., Any]:
 
 @pytest.fixture
 def samples() -> list[Sample]:
-    """Five groups of two to four sequences of ragged lengths; one sequence has nothing to train."""
+    """Five groups of two to four sequences of ragged lengths; one sequence has nothing to train, and
+    one of each group has two turns with two tokens of its environment between them."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(low: int, high: int) -> int:
@@ -65,6 +66,10 @@ def samples() -> list[Sample]:
             mask = torch.arange(length) >= num_prompt
             if (group, index) == (2, 0):
                 mask[:] = False
+            versions = torch.where(torch.arange(length) >= num_prompt, 0, -1).int()
+            if index == 1:
+                between = slice(num_prompt + 1, num_prompt + 3)
+                mask[between], versions[between] = False, -1
             made.append(
                 Sample(
                     group=f"g{group}",
@@ -72,7 +77,7 @@ def samples() -> list[Sample]:
                     num_prompt_tokens=num_prompt,
                     tokens=torch.randint(1, 13, (length,), generator=generator),
                     logprobs=-torch.rand(length, generator=generator),
-                    versions=torch.where(torch.arange(length) >= num_prompt, 0, -1).int(),
+                    versions=versions,
                     mask=mask,
                     reward=float(draw(0, 4)),
                     text="",

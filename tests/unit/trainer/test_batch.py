@@ -14,6 +14,7 @@ from jigsawrl.config import (
 from jigsawrl.config_algorithm import OverlongConfig
 from jigsawrl.contract.message import Array
 from jigsawrl.contract.records import RewardRecord, SequenceRecord
+from jigsawrl.turns import turn_spans
 from services.trainer.batch import (
     Sample,
     make_sample,
@@ -69,8 +70,11 @@ def test_permuted_rewards_are_the_same_rewards_elsewhere(samples: list[Sample]) 
     assert after != [s.reward for s in permute_rewards(samples, seed=3, version=6)]
 
 
-def test_rewards_are_shaped_by_the_number_of_generated_tokens(samples: list[Sample]) -> None:
-    lengths = [int((s.versions >= 0).sum()) for s in samples]
+def test_rewards_are_shaped_by_the_generated_tokens_of_the_longest_turn(
+    samples: list[Sample],
+) -> None:
+    lengths = [max(end - begin for begin, end in turn_spans(s.versions.tolist())) for s in samples]
+    assert any(int((s.versions >= 0).sum()) > n for s, n in zip(samples, lengths, strict=True))
     overlong = OverlongConfig(buffer_tokens=4, factor=0.5)
     shaped = shape_rewards(samples, overlong, max_new_tokens=10)
     expected = [
@@ -106,6 +110,21 @@ def test_a_sample_has_what_its_records_say() -> None:
     assert sample.mask.tolist() == [False, True, True]
     assert sample.num_loss_tokens == 2
     assert (sample.reward, sample.text) == (1.0, "6")
+
+
+def test_what_the_environment_said_between_turns_is_no_loss_token() -> None:
+    record = msgspec.structs.replace(
+        RECORD,
+        tokens=Array.of("int32", [5, 6, 1, 7, 8, 1]),
+        logprobs=Array.of("float32", [0.0, -0.5, -0.25, 0.0, -1.0, -2.0]),
+        versions=Array.of("int32", [-1, 3, 3, -1, 4, 4]),
+        loss_mask=Array.of("uint8", [0, 1, 1, 0, 1, 1]),
+    )
+    sample = make_sample("g", "g/s0", record, REWARD)
+    assert sample.num_loss_tokens == 4
+    micro = pack([sample], [0], max_tokens=64)[0]
+    assert micro.tokens_BT.tolist() == [[5, 6, 1, 7, 8, 1]], "all of it is read"
+    assert micro.mask_BT.tolist() == [[False, True, True, False, True, True]]
 
 
 def test_records_of_another_sequence_are_refused() -> None:
