@@ -1,6 +1,7 @@
 """The environment service: makes the prompts of groups when the scheduler orders them, and gives
-held-out problems to evaluation workers. It decides nothing and keeps nothing: a prompt is a function
-of (task, seed, cursor), so a repeated order stores the same record under the same id."""
+held-out problems to evaluation workers, and says what comes between the turns of a sequence. It decides
+nothing and keeps nothing that a restart would lose: a prompt is a function of (task, seed, cursor), so
+a repeated order stores the same record under the same id, and what it says one of the turns so far."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ from jigsawrl.contract.events import GroupsMade
 from jigsawrl.contract.message import Array, Role, message_id
 from jigsawrl.contract.parts import GroupFailure, GroupMade
 from jigsawrl.contract.records import GroupRecord
-from jigsawrl.contract.requests import HeldOut, HeldOutQuery
+from jigsawrl.contract.requests import HeldOut, HeldOutQuery, Turn, TurnQuery
 from jigsawrl.contract.requests import Problem as HeldOutProblem
 from jigsawrl.models.tokenizer import encode, load_tokenizer
 from jigsawrl.tasks import Problem, Task, build_task
+from services.environment.turns import TASK_ERRORS, Turns
 from services.run import Context, RefusedError
 
 log = structlog.get_logger()
 
-GENERATOR_ERRORS = (ValueError, ArithmeticError, LookupError, TypeError, AssertionError)
-"""What a generator raises when it can't make one problem: that group fails, the others go on. Raised
-further, it would cost the whole command, which would be given again for ever."""
+REQUESTS_AT_ONCE = 4096
+"""Requests wait for the environment's thinking and use nothing meanwhile."""
 
 
 class Environment:
@@ -39,6 +40,7 @@ class Environment:
         self._context = context
         self._task: Task | None = None
         self._tokenizer: Any = None
+        self._turns: Turns | None = None
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Build the task and the tokenizer."""
@@ -50,6 +52,7 @@ class Environment:
             encode(self._tokenizer, self._task.train(0).prompt)
         except ValueError as error:
             raise RefusedError(str(error)) from error
+        self._turns = Turns(self._task, self._tokenizer, delay_s=config.turns().delay_s)
 
     async def handle(self, command: Command) -> None:
         """Make the ordered groups."""
@@ -70,8 +73,10 @@ class Environment:
         )
 
     async def run(self) -> None:
-        """Serve held-out problems."""
-        await self._context.bus.serve(f"{self._context.pipeline}.environment", self._held_out)
+        """Serve held-out problems and turns."""
+        await self._context.bus.serve(
+            f"{self._context.pipeline}.environment", self._answer, concurrency=REQUESTS_AT_ONCE
+        )
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -81,7 +86,7 @@ class Environment:
         try:
             problem = await asyncio.to_thread(self._task.train, order.cursor)
             tokens = encode(self._tokenizer, problem.prompt)
-        except GENERATOR_ERRORS as error:
+        except TASK_ERRORS as error:
             return _failure(order, error)
         record = GroupRecord(
             id=message_id(GroupRecord.tag(), order.group, order.epoch),
@@ -101,9 +106,15 @@ class Environment:
             group=order.group, epoch=order.epoch, ref=ref, num_prompt_tokens=len(tokens)
         )
 
-    async def _held_out(self, query: HeldOutQuery) -> HeldOut:
-        if not isinstance(query, HeldOutQuery):
-            raise ValueError("the environment answers HeldOutQuery only")
+    async def _answer(self, query: HeldOutQuery | TurnQuery) -> HeldOut | Turn:
+        if isinstance(query, TurnQuery):
+            assert self._turns is not None
+            return await self._turns.answer(query)
+        if isinstance(query, HeldOutQuery):
+            return self._held_out(query)
+        raise ValueError("the environment answers HeldOutQuery and TurnQuery only")
+
+    def _held_out(self, query: HeldOutQuery) -> HeldOut:
         assert self._task is not None
         if query.count < 1:
             raise ValueError("count must be 1 or more")

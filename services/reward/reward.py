@@ -19,8 +19,10 @@ from jigsawrl.contract.records import GroupRecord, RewardRecord, SequenceRecord
 from jigsawrl.contract.requests import Score, ScoreQuery, Scores
 from jigsawrl.models.tokenizer import decode, load_tokenizer
 from jigsawrl.tasks import build_task
+from jigsawrl.turns import turn_spans
 from services.reward.scoring import Result, Sample, Scorer
 from services.run import Context, RefusedError
+from services.substages import SubStages, Wait, tell_substages
 
 log = structlog.get_logger()
 
@@ -41,6 +43,12 @@ class Reward:
         self._tokenizer: Any = None
         self._training: Scorer | None = None
         self._evaluation: Scorer | None = None
+        self._substages = SubStages()
+        self._wait = Wait("reward_wait", self._substages)
+        self._num_scoring = 0
+        """Commands that are being carried out."""
+        self._newest = 0
+        """Version that made the newest token seen."""
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Load the tokenizer and start the scorer; evaluation's starts on first use."""
@@ -58,6 +66,15 @@ class Reward:
         if not isinstance(command, ScoreSequences):
             log.warning("ignored a command that is not for rewards", command=command.id)
             return
+        self._num_scoring += 1
+        self._wait.runs(True)
+        try:
+            await self._score(command)
+        finally:
+            self._num_scoring -= 1
+            self._wait.runs(self._num_scoring > 0)
+
+    async def _score(self, command: ScoreSequences) -> None:
         assert self._training is not None
         loaded = await self._load(command.orders)
         samples = [sample for sample in loaded if isinstance(sample, Sample)]
@@ -75,8 +92,11 @@ class Reward:
         await self._tell(command, outcomes)
 
     async def run(self) -> None:
-        """Serve evaluation workers."""
-        await self._context.bus.serve(f"{self._context.pipeline}.reward", self._score_answers)
+        """Serve evaluation workers, and tell how long training's answers were waited for."""
+        bus, target = self._context.bus, f"{self._context.pipeline}.reward"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(bus.serve(target, self._score_answers))
+            group.create_task(tell_substages(self._context, self._substages, (self._wait,)))
 
     async def close(self) -> None:
         """End the scorers."""
@@ -95,12 +115,21 @@ class Reward:
     async def _sample(
         self, order: ScoreOrder, prompts: dict[Ref, asyncio.Task[Any]]
     ) -> Sample | str:
-        """The answer to score, or why it can't be."""
+        """The answer to score, which is the last turn, or why it can't be."""
         prompt, record = await prompts[order.group], await self._context.load(order.record)
         if not isinstance(prompt, GroupRecord) or not isinstance(record, SequenceRecord):
             return "its record is no longer stored, or is of another kind"
-        tokens = record.tokens.tolist()[record.num_prompt_tokens :]
-        return Sample(prompt.problem, decode(self._tokenizer, tokens))
+        first = record.num_prompt_tokens
+        versions = record.versions.tolist()[first:]
+        spans = turn_spans(versions)
+        if not spans:
+            return "its record holds no answer"
+        if (newest := max(versions)) > self._newest:
+            self._newest = newest
+            self._wait.of_version(newest)
+        begin, end = spans[-1]
+        answer = record.tokens.tolist()[first + begin : first + end]
+        return Sample(prompt.problem, decode(self._tokenizer, answer))
 
     async def _store(
         self, order: ScoreOrder, sample: Sample | str, result: Result

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from services.rollout.engine.base import Engine, Generated, Work
+from services.rollout.engine.base import Engine, Generated, SequenceStart, Work
 
 T = TypeVar("T")
 
@@ -20,11 +20,18 @@ class EngineThread:
     """Runs steps while there is something to generate, and sleeps otherwise."""
 
     def __init__(
-        self, engine: Engine, *, on_step: Callable[[list[Generated], list[Work]], None]
+        self,
+        engine: Engine,
+        *,
+        on_step: Callable[[list[Generated], list[Work]], None],
+        on_idle: Callable[[bool], None] = lambda idle: None,
     ) -> None:
-        """`on_step` is called on the event loop after each step."""
+        """On the event loop `on_step` is called after each step, and `on_idle` whenever the thread
+        begins to have nothing to generate (true, as at the start) or has something again (false)."""
         self._engine = engine
         self._on_step = on_step
+        self._on_idle = on_idle
+        self._idle = True
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
@@ -33,6 +40,10 @@ class EngineThread:
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run `function` on the engine at the next token boundary; its result."""
+        return await self.submit(function)
+
+    def submit(self, function: Callable[[Engine], T]) -> asyncio.Future[T]:
+        """The same, in its place among the calls before it returns."""
         done: asyncio.Future[T] = self._loop.create_future()
 
         def carry_out(engine: Engine) -> None:
@@ -44,7 +55,7 @@ class EngineThread:
                 self._loop.call_soon_threadsafe(_set_result, done, result)
 
         self._calls.put(carry_out)
-        return await done
+        return done
 
     async def watch(self) -> None:
         """Raises what ended the thread; never returns otherwise."""
@@ -70,6 +81,9 @@ class EngineThread:
             idle = self._engine.version is None or not (
                 self._engine.num_running or self._engine.num_waiting
             )
+            if idle != self._idle:
+                self._idle = idle
+                self._loop.call_soon_threadsafe(self._on_idle, idle)
             try:
                 call = self._calls.get(block=idle)
             except queue.Empty:
@@ -77,6 +91,14 @@ class EngineThread:
             if call is None:
                 return False
             call(self._engine)
+
+
+def add_what_fits(engine: Engine, starts: list[SequenceStart]) -> list[str | None]:
+    """A call that adds what the engine can generate; why not, for each of the others."""
+    refusals = [engine.check(start) for start in starts]
+    fits = [s for s, refusal in zip(starts, refusals, strict=True) if refusal is None]
+    engine.add(fits)
+    return refusals
 
 
 def _set_result(future: asyncio.Future[T], result: T) -> None:

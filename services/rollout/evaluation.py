@@ -11,14 +11,17 @@ import structlog
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.config import PipelineConfig
+from jigsawrl.config_task import TaskTurns
 from jigsawrl.contract.commands import Command, Configure, Evaluate
 from jigsawrl.contract.events import EvaluationFailed, EvaluationFinished, SubStagesEnded
 from jigsawrl.contract.message import Array, Role
 from jigsawrl.contract.parts import SubStage
 from jigsawrl.contract.requests import Answer, HeldOutQuery, Problem, Score, ScoreQuery
 from jigsawrl.models.weights import unpack
+from jigsawrl.turns import turn_spans
 from services.rollout.build import build_engine
 from services.rollout.engine.base import Engine, Generated, SequenceStart
+from services.rollout.turns import TurnError, ask, next_turn
 from services.run import Context
 
 log = structlog.get_logger()
@@ -27,6 +30,8 @@ PAGE_SIZE = 100
 """Problems or answers of one request: far below the message limit at any prompt length we run."""
 REQUEST_TIMEOUT_S = 60.0
 REPORT_PERIOD_S = 1.0
+ASKED_AT_ONCE = 256
+"""Turns that the environment is asked about together."""
 
 
 class Evaluation:
@@ -38,11 +43,14 @@ class Evaluation:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._engine: Engine | None = None
+        self._turns = TaskTurns()
+        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._problems: list[Problem] | None = None
         """The held-out set, the same for every version."""
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Build the engine; weights come with each version."""
+        self._turns = config.turns()
         self._engine = await asyncio.to_thread(
             build_engine,
             config,
@@ -96,7 +104,7 @@ class Evaluation:
         answers = await self._generate(engine, problems, command.version)
         scores = await self._score(problems, answers)
         duration_s = time.perf_counter() - begun
-        num_tokens = sum(len(answer.tokens) for answer in answers)
+        num_tokens = sum(len(answer.own_versions) for answer in answers)
         await self._tell(
             command,
             scores,
@@ -130,17 +138,29 @@ class Evaluation:
     async def _generate(
         self, engine: Engine, problems: list[Problem], version: int
     ) -> list[Generated]:
-        """One answer a problem, in order; an empty one where the prompt doesn't fit the model."""
-        answers = {
-            str(i): Generated(key=str(i), tokens=[], logprobs=[], versions=[], finish_reason=None)
-            for i in range(len(problems))
-        }
+        """One answer a problem, in order; an empty one where the prompt doesn't fit the model, or the
+        environment fails."""
+        answers = {str(i): _nothing(str(i)) for i in range(len(problems))}
         starts = [
             SequenceStart(key=str(i), group=str(i), seed=0, prompt=tuple(p.prompt_tokens.tolist()))
             for i, p in enumerate(problems)
         ]
         engine.drop(engine.held())  # of an evaluation that failed half way
-        engine.add([start for start in starts if engine.check(start) is None])
+        for turn in range(1, self._turns.num_turns + 1):
+            fitting = [start for start in starts if engine.check(start) is None]
+            engine.add(fitting)
+            title = f"evaluating version {version}"
+            title += f", turn {turn}" if self._turns.num_turns > 1 else ""
+            await self._run(engine, answers, title=title, num_total=len(fitting))
+            if turn < self._turns.num_turns:
+                asked = (self._next(start, problems, answers, version) for start in fitting)
+                starts = [start for start in await asyncio.gather(*asked) if start is not None]
+        return list(answers.values())
+
+    async def _run(
+        self, engine: Engine, answers: dict[str, Generated], *, title: str, num_total: int
+    ) -> None:
+        """Let the engine generate all that it holds."""
 
         def generate_for(seconds: float) -> None:
             end = time.monotonic() + seconds
@@ -151,12 +171,31 @@ class Evaluation:
         while engine.num_running or engine.num_waiting:
             await asyncio.to_thread(generate_for, REPORT_PERIOD_S)
             left = engine.num_running + engine.num_waiting
-            self._context.report(
-                f"evaluating version {version}",
-                num_done=len(problems) - left,
-                num_total=len(problems),
-            )
-        return list(answers.values())
+            self._context.report(title, num_done=num_total - left, num_total=num_total)
+
+    async def _next(
+        self,
+        start: SequenceStart,
+        problems: list[Problem],
+        answers: dict[str, Generated],
+        version: int,
+    ) -> SequenceStart | None:
+        """The next turn of a sequence, None where it has none."""
+        key = start.key
+        try:
+            async with self._asking:
+                observation = await ask(
+                    self._context,
+                    f"evaluation/v{version}/{key}",
+                    problem=problems[int(key)].problem,
+                    generated=answers[key],
+                    delay_s=self._turns.delay_s,
+                )
+        except TurnError as error:
+            log.warning("an answer counts as wrong", problem=key, reason=str(error))
+            answers[key] = _nothing(key)
+            return None
+        return None if observation is None else next_turn(start, answers[key], observation)
 
     async def _score(self, problems: list[Problem], answers: list[Generated]) -> list[Score | None]:
         scores: list[Score | None] = []
@@ -165,7 +204,7 @@ class Evaluation:
             query = ScoreQuery(
                 id=self._context.new_id(ScoreQuery.tag()),
                 answers=tuple(
-                    Answer(problem=problem.problem, tokens=Array.of("int32", answer.tokens))
+                    Answer(problem=problem.problem, tokens=Array.of("int32", last_turn(answer)))
                     for problem, answer in zip(problems[page], answers[page], strict=True)
                 ),
             )
@@ -202,3 +241,13 @@ class Evaluation:
                 duration_s=span.duration_s,
             )
         )
+
+
+def last_turn(generated: Generated) -> list[int]:
+    """The tokens that are scored; none where there is no turn."""
+    spans = turn_spans(generated.versions)
+    return generated.tokens[spans[-1][0] : spans[-1][1]] if spans else []
+
+
+def _nothing(key: str) -> Generated:
+    return Generated(key=key, tokens=[], logprobs=[], versions=[], finish_reason=None)

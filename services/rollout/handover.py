@@ -17,6 +17,7 @@ from jigsawrl.contract.parts import Held, SequenceExport
 from services.rollout.engine.base import Engine, Generated
 from services.rollout.engine_thread import EngineThread
 from services.rollout.holdings import Holding, Holdings, record_of
+from services.rollout.turns import Turns
 from services.run import Context
 
 
@@ -28,22 +29,29 @@ class Answer(NamedTuple):
 
 
 async def hand_over(
-    context: Context, thread: EngineThread, holdings: Holdings, command: MigrateSequences
+    context: Context,
+    thread: EngineThread,
+    turns: Turns,
+    holdings: Holdings,
+    command: MigrateSequences,
 ) -> Answer:
-    """Take the sequences of an order out of the engine and store them."""
+    """Take the sequences of an order from the engine, and those that wait for their environment from
+    `turns`, and store them."""
     wanted = dict.fromkeys(command.sequences)
     found = ((ask, holdings.get(ask[0])) for ask in wanted)
     held = {ask: one for ask, one in found if one is not None and one.epoch == ask[1]}
     names = [name for name, _ in held]
-    live = {one.key: one for one in await thread.call(lambda engine: _take(engine, names))}
-    # What had finished in the engine is known to end by now: its thread reports in order.
+    async with turns.standing:
+        live = {one.key: one for one in await thread.call(lambda engine: _take(engine, names))}
+        # A turn that had ended in the engine is known to by now: its thread reports in order.
+        live |= {one.key: one for one in turns.take(names)}
     going, finished, not_held = [], [], []
     for ask in wanted:
         name = ask[0]
         if ask in held and name in live:
             going.append((held[ask], live[name]))
         elif ask in held and holdings.waits(name):
-            going.append((held[ask], _not_begun(held[ask])))
+            going.append((held[ask], Generated.of(held[ask].start)))
         elif holdings.ends(*ask):
             finished.append(Held(*ask))
         else:
@@ -69,17 +77,6 @@ def _take(engine: Engine, names: list[str]) -> list[Generated]:
     return live
 
 
-def _not_begun(holding: Holding) -> Generated:
-    start = holding.start
-    return Generated(
-        key=start.key,
-        tokens=list(start.tokens),
-        logprobs=list(start.logprobs),
-        versions=list(start.versions),
-        finish_reason=None,
-    )
-
-
 async def _store(
     context: Context, holding: Holding, generated: Generated
 ) -> SequenceExport | tuple[Holding, str]:
@@ -94,7 +91,7 @@ async def _store(
         sequence=holding.sequence,
         epoch=holding.epoch,
         ref=ref,
-        num_tokens=len(generated.tokens),
-        min_version=min(generated.versions, default=None),
-        max_version=max(generated.versions, default=None),
+        num_tokens=len(generated.own_versions),
+        min_version=min(generated.own_versions, default=None),
+        max_version=max(generated.own_versions, default=None),
     )

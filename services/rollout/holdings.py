@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from jigsawrl.contract.message import Array, message_id
+from jigsawrl.contract.message import Array, FinishReason, message_id
 from jigsawrl.contract.parts import Held
 from jigsawrl.contract.records import SequenceRecord
 from services.rollout.engine.base import Generated, SequenceStart
@@ -22,6 +22,10 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     min_version: int
     start: SequenceStart
+    problem: dict[str, str]
+    """What the environment needs between turns."""
+    turn_finish_reason: FinishReason | None
+    """Of the last turn, where the record that it was placed with waits for its environment."""
     placed_s: float
     """Clock of the event loop."""
 
@@ -94,12 +98,16 @@ class Holdings:
         return tuple(Held(one.sequence, one.epoch) for one in self._held.values())
 
 
-def record_of(holding: Holding, generated: Generated, *, pipeline: str) -> SequenceRecord:
-    """The append-only record of what was generated so far."""
+def record_of(
+    holding: Holding, generated: Generated, *, pipeline: str, is_whole: bool = False
+) -> SequenceRecord:
+    """The append-only record of what was generated so far. Where a turn has ended, either the sequence
+    `is_whole` or it waits for its environment."""
     prompt, num_new = holding.start.prompt, len(generated.tokens)
-    num_prompt = len(prompt)
+    num_prompt, reason = len(prompt), generated.finish_reason
+    own = ("whole",) if is_whole else ()  # one that waited may end without another token
     return SequenceRecord(
-        id=message_id(SequenceRecord.tag(), holding.sequence, holding.epoch, num_new),
+        id=message_id(SequenceRecord.tag(), holding.sequence, holding.epoch, num_new, *own),
         pipeline=pipeline,
         group=holding.group,
         sequence=holding.sequence,
@@ -108,8 +116,11 @@ def record_of(holding: Holding, generated: Generated, *, pipeline: str) -> Seque
         tokens=Array.of("int32", [*prompt, *generated.tokens]),
         logprobs=Array.of("float32", [0.0] * num_prompt + generated.logprobs),
         versions=Array.of("int32", [-1] * num_prompt + generated.versions),
-        loss_mask=Array.of("uint8", [0] * num_prompt + [1] * num_new),
-        finish_reason=generated.finish_reason,
+        loss_mask=Array.of(
+            "uint8", [0] * num_prompt + [int(version >= 0) for version in generated.versions]
+        ),
+        finish_reason=reason if is_whole else None,
+        turn_finish_reason=None if is_whole else reason,
     )
 
 

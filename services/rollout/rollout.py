@@ -25,31 +25,26 @@ from jigsawrl.contract.events import (
     Inventory,
     SequencesAccepted,
     SequencesFinished,
-    SequencesProgressed,
-    SubStagesEnded,
     WeightsLoaded,
 )
 from jigsawrl.contract.message import Ref, Role
-from jigsawrl.contract.parts import Held, SequenceFailure, SequenceFinish, SequenceProgress
+from jigsawrl.contract.parts import Held, SequenceFailure, SequenceFinish
 from jigsawrl.contract.records import GroupRecord, SequenceRecord
 from jigsawrl.models.weights import unpack
 from services.rollout.build import build_engine
-from services.rollout.engine.base import Engine, Generated, SequenceStart, Work
-from services.rollout.engine_thread import EngineThread
+from services.rollout.engine.base import Generated, Work
+from services.rollout.engine_thread import EngineThread, add_what_fits
 from services.rollout.handover import hand_over
 from services.rollout.holdings import Holding, Holdings, record_of, start_of
-from services.rollout.substages import SubStages
+from services.rollout.progress import tell_progress
+from services.rollout.turns import ToolWait, Turns
 from services.run import Context
+from services.substages import SubStages, publish_substages, tell_substages
 
 log = structlog.get_logger()
 
 COALESCE_S = 0.02
 """What others wait for goes out as one list within this time."""
-SUBSTAGES_PERIOD_S = 0.5
-PROGRESS_PERIOD_S = 3.0
-PROGRESS_GROWTH = 2
-"""A partial record is stored again once the sequence is this many times as long, so that all partial
-records of a sequence together take no more room than twice the whole one."""
 INVENTORY_PERIOD_S = 10.0
 
 Outcome = tuple[Holding, Generated] | SequenceFailure
@@ -64,12 +59,12 @@ class Rollout:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._engine: EngineThread | None = None
+        self._between_turns: Turns | None = None
         self._keep_kv = False
         self._holdings = Holdings()
         self._substages = SubStages()
+        self._tool_wait = ToolWait(self._substages)
         self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
-        self._told_tokens: dict[str, int] = {}
-        """Tokens of the last partial record of each live sequence."""
         self._loaded: tuple[int, int] | None = None
         """(incarnation, version)."""
 
@@ -82,7 +77,19 @@ class Rollout:
             greedy=False,
             tail_sequences=command.tail_sequences,
         )
-        self._engine = EngineThread(engine, on_step=self._on_step)
+        self._engine = EngineThread(
+            engine,
+            on_step=self._on_step,
+            on_idle=lambda idle: self._tool_wait.engine_is(idle=idle),
+        )
+        self._between_turns = Turns(
+            self._context,
+            config.turns(),
+            thread=self._engine,
+            tool_wait=self._tool_wait,
+            end=lambda holding, generated: self._end(holding, (holding, generated)),
+            fail=self._fail,
+        )
         self._keep_kv = isinstance(config.mode, AsyncConfig) and config.mode.keep_kv
 
     async def handle(self, command: Command) -> None:
@@ -95,7 +102,7 @@ class Rollout:
             await self._hand_over(command)
         elif isinstance(command, Drop):
             gone = [name for name, epoch in command.sequences if self._holdings.remove(name, epoch)]
-            await self._thread.call(lambda engine: engine.drop(gone))
+            await self._drop(gone)
         else:
             log.warning("ignored a command that is not for rollouts", command=command.id)
 
@@ -103,13 +110,18 @@ class Rollout:
         """Tell what happens, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._thread.watch())
+            group.create_task(self._turns.watch())
             group.create_task(self._tell_outcomes())
-            group.create_task(self._tell_substages())
-            group.create_task(self._tell_progress())
+            group.create_task(tell_substages(self._context, self._substages, (self._tool_wait,)))
+            group.create_task(
+                tell_progress(self._context, self._holdings, self._thread, self._turns)
+            )
             group.create_task(self._tell_inventory())
 
     async def close(self) -> None:
         """End the engine's thread."""
+        if self._between_turns is not None:
+            self._between_turns.close()
         if self._engine is not None:
             await self._engine.close()
 
@@ -121,6 +133,11 @@ class Rollout:
     def _thread(self) -> EngineThread:
         assert self._engine is not None
         return self._engine
+
+    @property
+    def _turns(self) -> Turns:
+        assert self._between_turns is not None
+        return self._between_turns
 
     # --- Commands ---------------------------------------------------------------------------------
 
@@ -146,6 +163,7 @@ class Rollout:
                 )
             )
             self._loaded = wanted
+            self._tool_wait.of_version(command.version)
             self._substages.add(
                 "weight_sync",
                 version=command.version,
@@ -173,7 +191,7 @@ class Rollout:
         groups = await self._get_all({p.group for p in new})
         partial = await self._get_all({p.resume for p in new if p.resume is not None})
         older = [p.sequence for p in new if self._holdings.remove(p.sequence, p.epoch)]
-        await self._thread.call(lambda engine: engine.drop(older))
+        await self._drop(older)
         for placement in new:
             self._hold(placement, command, groups[placement.group], partial)
         await self._context.bus.publish_event(
@@ -195,12 +213,14 @@ class Rollout:
             self._fail(placement, reason)
             return
         resume = None if placement.resume is None else partial[placement.resume]
+        if not isinstance(resume, SequenceRecord):
+            resume = None
         start = start_of(
             placement.sequence,
             group=group.group,
             seed=placement.seed,
             prompt=group.prompt_tokens.tolist(),
-            resume=resume if isinstance(resume, SequenceRecord) else None,
+            resume=resume,
             longest_first=command.longest_first,
         )
         self._holdings.add(
@@ -212,17 +232,24 @@ class Rollout:
                 # One that moved here goes on with weights as new as those that made its tokens.
                 min_version=max((placement.min_version, *start.versions)),
                 start=start,
+                problem=group.problem,
+                turn_finish_reason=None if resume is None else resume.turn_finish_reason,
                 placed_s=time.monotonic(),
             )
         )
 
     async def _hand_over(self, command: MigrateSequences) -> None:
-        answer = await hand_over(self._context, self._thread, self._holdings, command)
+        answer = await hand_over(self._context, self._thread, self._turns, self._holdings, command)
         for holding, reason in answer.failed:
             self._fail(holding, reason)
         await self._context.bus.publish_event(answer.event)
         for one in answer.event.exported:
             self._holdings.remove(one.sequence, one.epoch)
+
+    async def _drop(self, sequences: list[str]) -> None:
+        """Forget what is no longer held."""
+        self._turns.take(sequences)
+        await self._thread.call(lambda engine: engine.drop(sequences))
 
     def _fail(self, one: Placement | Holding, reason: str) -> None:
         self._end(one, _failure(one, reason))
@@ -232,11 +259,18 @@ class Rollout:
         self._outcomes.put_nowait(outcome)
 
     async def _begin(self) -> None:
-        """Give the engine what its weights allow."""
+        """Give the engine what its weights allow, and what has a turn to its environment."""
         if self._loaded is None:
             return
-        ready = self._holdings.release(*self._loaded)
-        refusals = await self._thread.call(lambda engine: _add(engine, [h.start for h in ready]))
+        ready = []
+        for holding in self._holdings.release(*self._loaded):
+            reason = holding.turn_finish_reason
+            if reason is None:
+                ready.append(holding)
+            else:
+                self._turns.begin(holding, Generated.of(holding.start, finish_reason=reason))
+        starts = [holding.start for holding in ready]
+        refusals = await self._thread.call(lambda engine: add_what_fits(engine, starts))
         for holding, refusal in zip(ready, refusals, strict=True):
             if refusal is not None:
                 self._fail(holding, refusal)
@@ -255,7 +289,11 @@ class Rollout:
             )
         for generated in finished:
             holding = self._holdings.get(generated.key)
-            if holding is not None:
+            if holding is None:
+                continue
+            if self._turns.has_another(generated):
+                self._turns.begin(holding, generated)
+            else:
                 self._end(holding, (holding, generated))
 
     async def _tell_outcomes(self) -> None:
@@ -265,8 +303,9 @@ class Rollout:
             while not self._outcomes.empty():
                 outcomes.append(self._outcomes.get_nowait())
             told = await asyncio.gather(*map(self._store_outcome, outcomes))
-            if not self._holdings.inventory():
-                await self._publish_substages()  # before the step ends, or it would look short
+            if all(self._holdings.ends(one.sequence, one.epoch) for one in self.held()):
+                # Before the step ends, or it would look short.
+                await publish_substages(self._context, self._substages, (self._tool_wait,))
             await self._context.bus.publish_event(
                 SequencesFinished(
                     id=self._context.new_id(SequencesFinished.tag()),
@@ -284,7 +323,7 @@ class Rollout:
             return outcome
         holding, generated = outcome
         assert generated.finish_reason is not None
-        record = record_of(holding, generated, pipeline=self._context.pipeline)
+        record = record_of(holding, generated, pipeline=self._context.pipeline, is_whole=True)
         try:
             ref = await self._context.store(record)
         except MessageTooLargeError as error:
@@ -294,68 +333,9 @@ class Rollout:
             epoch=holding.epoch,
             ref=ref,
             finish_reason=generated.finish_reason,
-            num_tokens=len(generated.tokens),
-            min_version=min(generated.versions),
-            max_version=max(generated.versions),
-        )
-
-    async def _tell_substages(self) -> None:
-        while True:
-            await asyncio.sleep(SUBSTAGES_PERIOD_S)
-            await self._publish_substages()
-
-    async def _publish_substages(self) -> None:
-        spans = self._substages.take()
-        if spans:
-            await self._context.bus.publish_event(
-                SubStagesEnded(
-                    id=self._context.new_id(SubStagesEnded.tag()),
-                    pipeline=self._context.pipeline,
-                    worker=self._context.worker,
-                    spans=spans,
-                )
-            )
-
-    async def _tell_progress(self) -> None:
-        while True:
-            await asyncio.sleep(PROGRESS_PERIOD_S)
-            held = self._holdings.older_than(time.monotonic() - PROGRESS_PERIOD_S)
-            keys = list(held)
-            live = await self._thread.call(lambda engine, keys=keys: engine.snapshot(keys))  # type: ignore[misc]
-            grown = [
-                g
-                for g in live
-                if len(g.tokens) >= max(1, PROGRESS_GROWTH * self._told_tokens.get(g.key, 0))
-            ]
-            progress = [
-                one for g in grown if (one := await self._progress(held[g.key], g)) is not None
-            ]
-            self._told_tokens = {key: self._told_tokens.get(key, 0) for key in keys}
-            self._told_tokens |= {one.sequence: one.num_tokens for one in progress}
-            if progress:
-                await self._context.bus.publish_event(
-                    SequencesProgressed(
-                        id=self._context.new_id(SequencesProgressed.tag()),
-                        pipeline=self._context.pipeline,
-                        worker=self._context.worker,
-                        progress=tuple(progress),
-                    )
-                )
-
-    async def _progress(self, holding: Holding, generated: Generated) -> SequenceProgress | None:
-        # One that left meanwhile may be here again under another epoch: these are not its tokens.
-        if self._holdings.get(generated.key) is not holding or not generated.tokens:
-            return None
-        record = record_of(holding, generated, pipeline=self._context.pipeline)
-        try:
-            ref = await self._context.store(record)
-        except MessageTooLargeError:
-            return None  # it fails, with the reason, once it is whole
-        return SequenceProgress(
-            sequence=holding.sequence,
-            epoch=holding.epoch,
-            ref=ref,
-            num_tokens=len(generated.tokens),
+            num_tokens=len(generated.own_versions),
+            min_version=min(generated.own_versions),
+            max_version=max(generated.own_versions),
         )
 
     async def _tell_inventory(self) -> None:
@@ -381,11 +361,3 @@ class Rollout:
 
 def _failure(one: Placement | Holding, reason: str) -> SequenceFailure:
     return SequenceFailure(sequence=one.sequence, epoch=one.epoch, reason=f"rollout: {reason}")
-
-
-def _add(engine: Engine, starts: list[SequenceStart]) -> list[str | None]:
-    """Add what the engine can generate; why not for each of the others."""
-    refusals = [engine.check(start) for start in starts]
-    fits = [s for s, refusal in zip(starts, refusals, strict=True) if refusal is None]
-    engine.add(fits)
-    return refusals

@@ -147,4 +147,4 @@ def shape_of(model: InitModelConfig | PathModelConfig) -> ModelShape:
 
 def _longest_tokens(config: PipelineConfig, shape: ModelShape) -> int:
     """Prompt and response."""
-    return min(shape.positions, MAX_PROMPT_TOKENS + config.rollout.sampling.max_new_tokens)
+    return min(shape.positions, MAX_PROMPT_TOKENS + config.max_tokens_behind_prompt())

@@ -26,6 +26,7 @@ from jigsawrl.contract.records import GroupRecord, SequenceRecord
 from jigsawrl.models.init import build_model
 from jigsawrl.models.tokenizer import build_tokenizer
 from jigsawrl.models.weights import pack
+from jigsawrl.tasks import build_task
 from services.rollout.rollout import Rollout
 from services.run import Context
 
@@ -49,8 +50,9 @@ E = TypeVar("E", bound=Event)
 class Site:
     """One worker, and what a scheduler would see and say."""
 
-    def __init__(self, bus: NatsBus, rollout: Rollout) -> None:
+    def __init__(self, bus: NatsBus, rollout: Rollout, config: PipelineConfig) -> None:
         self.bus = bus
+        self.tokenizer = build_tokenizer(build_task(config.task, seed=config.seed).alphabet)
         self._rollout = rollout
         self._ids = itertools.count()
         self._after = 0
@@ -79,8 +81,7 @@ class Site:
 
     async def load(self, version: int, *, incarnation: int = 0) -> WeightsLoaded:
         """Publish fresh weights as this version and have them loaded."""
-        tokenizer = build_tokenizer("0123456789=")
-        model = build_model(MODEL, tokenizer, seed=version)
+        model = build_model(MODEL, self.tokenizer, seed=version)
         manifest, payload = pack(
             model.state_dict(),
             pipeline="p",
@@ -92,7 +93,9 @@ class Site:
         await self.tell(LoadWeights, incarnation=incarnation, version=version, manifest=ref)
         return await self.next(WeightsLoaded)
 
-    async def prompt(self, group: str = "g0", tokens: list[int] = PROMPT) -> Ref:
+    async def prompt(
+        self, group: str = "g0", tokens: list[int] = PROMPT, *, answer: str | None = None
+    ) -> Ref:
         """Store a prompt."""
         record = GroupRecord(
             id=f"group:{group}",
@@ -102,7 +105,7 @@ class Site:
             cursor=0,
             prompt_tokens=Array.of("int32", tokens),
             prompt_text="",
-            problem={},
+            problem={} if answer is None else {"answer": answer},
         )
         return await self.bus.store(record)
 
@@ -138,7 +141,7 @@ async def rollout_site(bus: Any, config: PipelineConfig = CONFIG) -> AsyncIterat
     )
     await rollout.configure(config, command)
     running = asyncio.create_task(rollout.run())
-    yield Site(bus, rollout)
+    yield Site(bus, rollout, config)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await rollout.close()
