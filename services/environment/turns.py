@@ -10,6 +10,7 @@ number: a sequence that goes on from an older record under newer weights may say
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from jigsawrl.contract.message import Array, message_id
@@ -41,6 +42,8 @@ class Turns:
         self._tokenizer = tokenizer
         self._delay_s = delay_s
         self._answers: dict[Key, asyncio.Task[Array | None]] = {}
+        self._given: deque[Key] = deque()
+        """Of those the ones that are thought out, oldest first."""
 
     async def answer(self, query: TurnQuery) -> Turn:
         """Raises ValueError where the task can't say anything: that sequence fails, with the reason."""
@@ -49,11 +52,15 @@ class Turns:
         key = query.sequence, tuple(turn.data for turn in query.turns)
         if key not in self._answers:
             self._answers[key] = asyncio.create_task(self._observe(query))
-            if len(self._answers) > NUM_KEPT:
-                del self._answers[next(iter(self._answers))]
+            self._answers[key].add_done_callback(lambda _: self._keep(key))
         # Shielded: others may wait for the same answer.
         observation = await asyncio.shield(self._answers[key])
         return Turn(id=message_id(Turn.tag(), query.id), cause=query.id, observation=observation)
+
+    def _keep(self, key: Key) -> None:
+        self._given.append(key)
+        if len(self._given) > NUM_KEPT:
+            del self._answers[self._given.popleft()]
 
     async def _observe(self, query: TurnQuery) -> Array | None:
         if self._delay_s:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from bus_samples import dead_letters, in_background, take, until
 
-from jigsawrl.bus.base import BusError
+from jigsawrl.bus.base import BusError, NoAnswerError
 from jigsawrl.bus.client import connect
 from jigsawrl.contract.requests import Activity, HeldOut, HeldOutQuery, Score, Scores
 from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES
@@ -45,8 +45,20 @@ async def test_a_request_before_the_service_is_there_is_asked_again(bus):
 
 
 async def test_a_request_that_nobody_answers_says_so(bus):
-    with pytest.raises(BusError, match=r"request\.nobody within 0\.5 s"):
+    with pytest.raises(NoAnswerError, match=r"request\.nobody within 0\.5 s") as caught:
         await bus.request("nobody", a_query(), timeout_s=0.5)
+    assert not caught.value.is_served
+
+
+async def test_a_service_that_is_there_and_silent_is_told_from_one_that_is_not(bus):
+    async def silent(query: HeldOutQuery) -> HeldOut:
+        await asyncio.Event().wait()
+        raise AssertionError("never set")
+
+    async with in_background(bus.serve("p.environment", silent)):
+        with pytest.raises(NoAnswerError) as caught:
+            await bus.request("p.environment", a_query(), timeout_s=1.2)
+    assert caught.value.is_served
 
 
 @pytest.mark.parametrize("error", [ValueError("no such problem"), RuntimeError("no such problem")])

@@ -15,7 +15,10 @@ from tests.integration.test_exactness import fingerprint
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_STEPS = 3
-TWICE = PIPELINE.replace("num_held_out = 50", "num_held_out = 50\nnum_turns = 2")
+TWICE = PIPELINE.replace("num_held_out = 50", "num_held_out = 50\nnum_turns = 2").replace(
+    "max_new_tokens = 8", "max_new_tokens = 8\ntemperature = 0.3"
+)
+"""Cold sampling: some first answers of the hardly warmed-up model are right, and some are wrong."""
 SLOW = TWICE.partition("[evaluation]")[0]
 """Its environment thinks, so that sequences move, and processes die, while it does."""
 
@@ -44,7 +47,6 @@ def test_two_turns_are_generated_trained_and_evaluated(tmp_path: Path) -> None:
     assert 0 < tiny["eval_before"] <= 1
     assert conserved(tiny["sequences"])
     assert tiny["sequences"]["failed"] == 0
-    assert "turn 2" in live.stdout
 
 
 @pytest.fixture(scope="module")

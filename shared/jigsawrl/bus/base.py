@@ -42,7 +42,7 @@ class NoAnswerError(BusError):
     def __init__(self, text: str, *, is_served: bool) -> None:
         super().__init__(text)
         self.is_served = is_served
-        """Somebody took it at the last try, and was silent; otherwise nobody was there."""
+        """Somebody took it at the last whole try, and was silent; otherwise nobody was there."""
 
 
 class StoredEvent(msgspec.Struct, frozen=True):

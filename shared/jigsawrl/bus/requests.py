@@ -51,19 +51,20 @@ async def request(
     deadline = time.monotonic() + timeout_s
     backoff = Backoff(longest_s=0.25)
     problem, is_served = "no answer", False
+    try_s = max(timeout_s / NUM_TRIES, 0.5)
     while (left_s := deadline - time.monotonic()) > 0:
-        is_served = False
         try:
             async with asyncio.timeout(left_s), connection.attempt(left_s) as link:
                 check_size(link.client, subject, payload)
-                is_served = True
-                answer = await link.client.request(
-                    subject, payload, timeout=min(left_s, max(timeout_s / NUM_TRIES, 0.5))
-                )
+                answer = await link.client.request(subject, payload, timeout=min(left_s, try_s))
             return _reply(subject, answer.data)
         except RETRYABLE as error:
             problem = describe(error)
-            is_served = is_served and isinstance(error, TimeoutError | nats.errors.TimeoutError)
+            # A try that the deadline cut short says nothing of who is there.
+            if not isinstance(error, nats.errors.TimeoutError):
+                is_served = is_served and isinstance(error, TimeoutError)
+            elif left_s >= try_s:
+                is_served = True
         await backoff.pause()
     raise NoAnswerError(
         f"no answer on {subject} within {timeout_s:g} s ({problem}): is the service running?",
