@@ -98,6 +98,31 @@ class Wait:
         )
 
 
+class LastWait:
+    """Counts, of the waits for a version, the last one only: where they pass beside other work, it
+    alone delays what comes after that version's work. It is known to be the last when another version's
+    comes, and counted then."""
+
+    def __init__(self, kind: SubStageKind, substages: SubStages) -> None:
+        self._kind = kind
+        self._substages = substages
+        self._last: tuple[int, float, float] | None = None
+        """Version, start and duration."""
+
+    def ended(self, *, version: int, started_s: float, duration_s: float) -> None:
+        """One wait is over."""
+        if self._last is not None and self._last[0] != version:
+            of_version, last_started_s, last_duration_s = self._last
+            self._substages.add(
+                self._kind,
+                version=of_version,
+                started_s=last_started_s,
+                duration_s=last_duration_s,
+                num_tokens=0,
+            )
+        self._last = version, started_s, duration_s
+
+
 async def tell_substages(
     context: Context, substages: SubStages, waits: Iterable[Wait], *, period_s: float = PERIOD_S
 ) -> None:

@@ -5,6 +5,7 @@ training. A repeated order stores the same record under the same id."""
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import structlog
@@ -22,7 +23,7 @@ from jigsawrl.tasks import build_task
 from jigsawrl.turns import turn_spans
 from services.reward.scoring import Result, Sample, Scorer
 from services.run import Context, RefusedError
-from services.substages import SubStages, Wait, tell_substages
+from services.substages import LastWait, SubStages, tell_substages
 
 log = structlog.get_logger()
 
@@ -44,11 +45,9 @@ class Reward:
         self._training: Scorer | None = None
         self._evaluation: Scorer | None = None
         self._substages = SubStages()
-        self._wait = Wait("reward_wait", self._substages)
-        self._num_scoring = 0
-        """Commands that are being carried out."""
-        self._newest = 0
-        """Version that made the newest token seen."""
+        self._wait = LastWait("reward_wait", self._substages)
+        self._version = 0
+        """That made the newest token of the sequence that was loaded last."""
 
     async def configure(self, config: PipelineConfig, command: Configure) -> None:
         """Load the tokenizer and start the scorer; evaluation's starts on first use."""
@@ -66,16 +65,8 @@ class Reward:
         if not isinstance(command, ScoreSequences):
             log.warning("ignored a command that is not for rewards", command=command.id)
             return
-        self._num_scoring += 1
-        self._wait.runs(True)
-        try:
-            await self._score(command)
-        finally:
-            self._num_scoring -= 1
-            self._wait.runs(self._num_scoring > 0)
-
-    async def _score(self, command: ScoreSequences) -> None:
         assert self._training is not None
+        started_s, begun = time.time(), time.perf_counter()
         loaded = await self._load(command.orders)
         samples = [sample for sample in loaded if isinstance(sample, Sample)]
         scores = iter(await self._training.score(samples, deadline_s=COMMAND_DEADLINE_S))
@@ -90,13 +81,15 @@ class Reward:
             )
         )
         await self._tell(command, outcomes)
+        duration_s = time.perf_counter() - begun
+        self._wait.ended(version=self._version, started_s=started_s, duration_s=duration_s)
 
     async def run(self) -> None:
-        """Serve evaluation workers, and tell how long training's answers were waited for."""
+        """Serve evaluation workers, and tell how long scores are waited for."""
         bus, target = self._context.bus, f"{self._context.pipeline}.reward"
         async with asyncio.TaskGroup() as group:
             group.create_task(bus.serve(target, self._score_answers))
-            group.create_task(tell_substages(self._context, self._substages, (self._wait,)))
+            group.create_task(tell_substages(self._context, self._substages, ()))
 
     async def close(self) -> None:
         """End the scorers."""
@@ -124,9 +117,7 @@ class Reward:
         spans = turn_spans(versions)
         if not spans:
             return "its record holds no answer"
-        if (newest := max(versions)) > self._newest:
-            self._newest = newest
-            self._wait.of_version(newest)
+        self._version = max(versions)
         begin, end = spans[-1]
         answer = record.tokens.tolist()[first + begin : first + end]
         return Sample(prompt.problem, decode(self._tokenizer, answer))

@@ -17,7 +17,7 @@ from jigsawrl.config import (
     encode_config,
 )
 from jigsawrl.contract.commands import Configure, ScoreOrder, ScoreSequences
-from jigsawrl.contract.events import SequencesRewarded
+from jigsawrl.contract.events import SequencesRewarded, SubStagesEnded
 from jigsawrl.contract.message import Array, Ref, Worker
 from jigsawrl.contract.records import GroupRecord, RewardRecord, SequenceRecord
 from jigsawrl.contract.requests import Answer, HeldOutQuery, ScoreQuery, Scores
@@ -66,7 +66,7 @@ async def a_group(bus: NatsBus) -> Ref:
     )
 
 
-async def a_sequence(bus: NatsBus, response: str, *, index: int) -> Ref:
+async def a_sequence(bus: NatsBus, response: str, *, index: int, version: int = 0) -> Ref:
     tokens = [*encode(TOKENIZER, f"312={response}"), TOKENIZER.eos_token_id]
     return await bus.store(
         SequenceRecord(
@@ -78,7 +78,7 @@ async def a_sequence(bus: NatsBus, response: str, *, index: int) -> Ref:
             num_prompt_tokens=4,
             tokens=Array.of("int32", tokens),
             logprobs=Array.of("float32", [0.0] * len(tokens)),
-            versions=Array.of("int32", [0] * len(tokens)),
+            versions=Array.of("int32", [version] * len(tokens)),
             loss_mask=Array.of("uint8", [1] * len(tokens)),
             finish_reason="stop",
         )
@@ -160,3 +160,25 @@ async def test_evaluation_is_answered_in_order(bus: NatsBus, reward: Reward) -> 
     with pytest.raises(BusError, match="answers ScoreQuery only"):
         await bus.request("p.reward", HeldOutQuery(id="q:2", start=0, count=1), timeout_s=5)
     serving.cancel()
+
+
+async def test_how_long_the_last_scores_of_a_version_took_is_told(
+    bus: NatsBus, reward: Reward
+) -> None:
+    group = await a_group(bus)
+    running = asyncio.create_task(reward.run())
+    for index, version in enumerate((0, 0, 1)):
+        record = await a_sequence(bus, "123", index=index, version=version)
+        orders = (order(group, record, index=index),)
+        command_id = f"c:{index}"
+        await reward.handle(
+            ScoreSequences(id=command_id, worker=WORKER, leader_epoch=1, orders=orders)
+        )
+    async with asyncio.timeout(10):
+        async for stored in bus.read_events(0):
+            if isinstance(stored.event, SubStagesEnded):
+                break
+    running.cancel()
+    (span,) = stored.event.spans
+    assert (span.kind, span.version, span.num_iterations) == ("reward_wait", 0, 1)
+    assert span.duration_s > 0
