@@ -14,9 +14,10 @@ from collections.abc import Iterator
 
 from jigsawrl.contract import commands, events, parts
 from jigsawrl.contract.events import Event
-from jigsawrl.contract.message import Ref, Role, Worker
+from jigsawrl.contract.message import Worker
 from jigsawrl.contract.spec import Device, PipelineSpec
 from jigsawrl.core.scheduler import Scheduler
+from loadgen.bench.answers import Answers
 
 NODE = Worker(id="node", boot="n")
 LIST_SIZE = 8
@@ -29,8 +30,8 @@ class Bench:
 
     def __init__(self, *, num_steps: int, groups_per_batch: int, group_size: int) -> None:
         self._scheduler = Scheduler()
+        self._answers = Answers()
         self._sequence = 0
-        self._data = 0
         self._pending: list[Event] = []
         self.total_s = 0.0
         self.num_events = 0
@@ -68,97 +69,35 @@ class Bench:
         self.total_s += time.perf_counter() - started_s
         self.num_events += 1
         for command in issued:
-            self._pending.extend(self._answers(command))
+            self._pending.extend(self._answer(command))
 
-    def _ref(self) -> Ref:
-        self._data += 1
-        return Ref("D", self._data)
-
-    def _answers(self, command: commands.Command) -> Iterator[Event]:
-        worker = command.worker
+    def _answer(self, command: commands.Command) -> Iterator[Event]:
+        answers = self._answers
         if isinstance(command, commands.StartTenant):
-            yield _started(command.tenant, command.role)
+            yield answers.started(command, node=NODE.id)
         elif isinstance(command, commands.Configure):
-            role = self._scheduler.state.pipelines["p"].tenants[worker.id].role
-            gang = command.gang_epoch if role == "trainer" else None
-            yield events.WorkerReady(
-                id="r", pipeline="p", worker=worker, role=role, version=0, gang_epoch=gang
-            )
+            role = self._scheduler.state.pipelines["p"].tenants[command.worker.id].role
+            yield answers.ready(command, role=role)
         elif isinstance(command, commands.PublishWeights):
-            yield self._published(worker, command.gang_epoch, command.version)
+            yield answers.published(command, version=command.version)
         elif isinstance(command, commands.LoadWeights):
-            yield events.WeightsLoaded(
-                id="l", pipeline="p", worker=worker, incarnation=0, version=command.version
-            )
+            yield answers.loaded(command)
         elif isinstance(command, commands.MakeGroups):
-            for order in command.orders:
-                made = parts.GroupMade(
-                    group=order.group, epoch=order.epoch, ref=self._ref(), num_prompt_tokens=9
-                )
-                yield events.GroupsMade(id="m", pipeline="p", worker=worker, made=(made,))
+            yield from answers.made(command, size=1)
         elif isinstance(command, commands.PlaceSequences):
-            yield from self._generated(worker, command)
+            yield from self._generated(command)
         elif isinstance(command, commands.ScoreSequences):
-            for start in range(0, len(command.orders), LIST_SIZE):
-                rewarded = tuple(
-                    parts.SequenceReward(
-                        sequence=o.sequence, epoch=o.epoch, ref=self._ref(), reward=1.0
-                    )
-                    for o in command.orders[start : start + LIST_SIZE]
-                )
-                yield events.SequencesRewarded(
-                    id="w", pipeline="p", worker=worker, rewarded=rewarded
-                )
+            yield from answers.rewarded(command, size=LIST_SIZE)
         elif isinstance(command, commands.BatchCut):
-            yield self._published(worker, command.gang_epoch, command.version + 1)
-            yield events.CheckpointCommitted(
-                id="c",
-                pipeline="p",
-                worker=worker,
-                gang_epoch=command.gang_epoch,
-                incarnation=0,
-                version=command.version + 1,
-                path="",
-            )
+            yield answers.published(command, version=command.version + 1)
+            yield answers.checkpointed(command)
 
-    def _generated(self, worker: Worker, command: commands.PlaceSequences) -> Iterator[Event]:
-        held = tuple(parts.Held(p.sequence, p.epoch) for p in command.placements)
-        yield events.SequencesAccepted(id="a", pipeline="p", worker=worker, accepted=held)
-        for start in range(0, len(held), LIST_SIZE):
-            finished = tuple(
-                parts.SequenceFinish(
-                    sequence=entry.sequence,
-                    epoch=entry.epoch,
-                    ref=self._ref(),
-                    finish_reason="stop",
-                    num_tokens=9,
-                    min_version=command.placements[0].min_version,
-                    max_version=command.placements[0].min_version,
-                )
-                for entry in held[start : start + LIST_SIZE]
-            )
-            yield events.SequencesFinished(id="f", pipeline="p", worker=worker, finished=finished)
-
-    def _published(self, worker: Worker, gang_epoch: int, version: int) -> Event:
-        return events.VersionPublished(
-            id="v",
-            pipeline="p",
-            worker=worker,
-            gang_epoch=gang_epoch,
-            incarnation=0,
-            version=version,
-            manifest=self._ref(),
-            num_bytes=1,
-            num_trained_tokens=1,
-            metrics={},
-        )
-
-
-def _started(tenant: str, role: Role) -> Event:
-    worker = Worker(id=tenant, boot="b")
-    return events.WorkerStarted(
-        id="s", pipeline="p", worker=worker, role=role, node="node", device=None
-    )
+    def _generated(self, command: commands.PlaceSequences) -> Iterator[Event]:
+        yield self._answers.accepted(command)
+        version = command.placements[0].min_version
+        ended = [(parts.Held(p.sequence, p.epoch), 9, version) for p in command.placements]
+        for start in range(0, len(ended), LIST_SIZE):
+            yield self._answers.finished(command.worker, ended[start : start + LIST_SIZE])
 
 
 def main() -> None:

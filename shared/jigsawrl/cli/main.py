@@ -74,10 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure a part of the system")
     bench.add_argument(
         "subject",
-        choices=["engine", "determinism", "modes", "migration", "multiplex"],
+        choices=["engine", "determinism", "modes", "migration", "multiplex", "scheduler"],
         help="engine: against transformers' generate; determinism: what bit equality costs; modes:"
         " async against sync on a long tail; migration: a move of live sequences against a prefill;"
-        " multiplex: several pipelines at once against one after the other",
+        " multiplex: several pipelines at once against one after the other; scheduler: what"
+        " decisions cost by size of the cluster",
     )
     bench.add_argument(
         "options",

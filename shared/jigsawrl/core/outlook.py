@@ -22,6 +22,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     default_makespan_s: float
     """The same without look-ahead."""
     num_expanded: int
+    num_candidates: int = 0
     until: dict[str, int] = {}
     """By pipeline: the version with which the steps looked at end."""
 

@@ -215,6 +215,7 @@ def _remember(
             default_makespan_s=decision.default_makespan_s,
             num_expanded=decision.num_expanded,
             until={name: _end(state.pipelines[name]) for name in pipelines},
+            num_candidates=decision.num_candidates,
         )
     )
     del memory.decisions[:-MAX_DECISIONS]
