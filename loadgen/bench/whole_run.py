@@ -48,8 +48,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which devices worked, summed over them."""
     num_devices: int
     wait_fraction: dict[str, float]
-    """By pipeline: its steps' time in which a rollout worker only waited for its environment, mean
-    over workers."""
+    """By pipeline: of the time from its first work to its last version, that in which a rollout worker
+    only waited for its environment, mean over workers."""
     cpu_s: float
     """Of all processes of the run, starts included."""
     num_migrations: dict[str, int]
@@ -130,7 +130,9 @@ def measure(run_folder: Path, summary: dict[str, Any], *, cpu_s: float) -> Measu
             if span.kind not in WAITS and span.started_s >= warm_s
         ),
         num_devices=len(working),
-        wait_fraction={name: _wait_fraction(name, spans, finish_s[name]) for name in pipelines},
+        wait_fraction={
+            name: _wait_s(name, spans) / (finish_s[name] - begin_s[name]) for name in pipelines
+        },
         cpu_s=cpu_s,
         num_migrations={name: p["num_migrations"] for name, p in pipelines.items()},
         num_tokens_again=sum(p["num_tokens_again"] for p in pipelines.values()),
@@ -155,11 +157,11 @@ def _longest_gap(begin_s: dict[str, float], finish_s: dict[str, float]) -> float
     return max((begin_s[after] - finish_s[before] for before, after in pairs), default=0.0)
 
 
-def _wait_fraction(name: str, spans: list[tuple[str, str, SubStage]], finish_s: float) -> float:
+def _wait_s(name: str, spans: list[tuple[str, str, SubStage]]) -> float:
+    """Mean over a pipeline's rollout workers of the time in which they only waited."""
     waits: dict[str, float] = {}
     for pipeline, worker, span in spans:
-        if pipeline == name:
-            waits.setdefault(worker, 0.0)
-            waits[worker] += span.duration_s if span.kind == "tool_wait" else 0.0
-    waiting = [seconds for worker, seconds in waits.items() if ".rollout" in worker]
-    return sum(waiting) / len(waiting) / finish_s if waiting else 0.0
+        if pipeline == name and ".rollout" in worker:
+            waited_s = span.duration_s if span.kind == "tool_wait" else 0.0
+            waits[worker] = waits.get(worker, 0.0) + waited_s
+    return sum(waits.values()) / len(waits) if waits else 0.0

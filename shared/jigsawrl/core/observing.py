@@ -13,6 +13,9 @@ LATE_STEPS = 1
 """A step is averaged when so many later versions are there. Workers report their last spans before
 what ends their part of a step."""
 
+FIRST_JUDGED = 3
+"""Steps before predictions are judged: the first ones fill caches and allocate."""
+
 MAX_ERRORS = 256
 
 MAX_VERSIONS = 64
@@ -56,8 +59,10 @@ def step_ended(pipeline: Pipeline, *, version: int, now_s: float) -> None:
     pipeline.version_s[version] = now_s
     for old in sorted(pipeline.version_s)[:-MAX_VERSIONS]:
         del pipeline.version_s[old]
+    known = pipeline.work.num_steps >= FIRST_JUDGED
     compared = close(pipeline.work, version=version - LATE_STEPS)
-    pipeline.errors += [(one.predicted_s, one.observed_s) for one in compared]
+    if known:
+        pipeline.errors += [(one.predicted_s, one.observed_s) for one in compared]
     del pipeline.errors[:-MAX_ERRORS]
 
 

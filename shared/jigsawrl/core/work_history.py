@@ -156,25 +156,24 @@ def _close_gathered(history: WorkHistory, version: int) -> list[Comparison]:
     expected = expected_of(history, num_workers=len(plan))
     compared: list[Comparison] = []
     for kind in GENERATION:
-        totals = {}
-        for name, tenant in history.tenants.items():
+        totals = []
+        for tenant in history.tenants.values():
             cost = tenant.costs.get(kind)
             total = None if cost is None else cost.open.pop(version, None)
-            if total is not None and name in plan:
-                totals[name] = total
-        if kind in expected:
-            compared += [
-                _comparison(version, name, kind, expected[kind].work_s, total)
-                for name, total in totals.items()
-            ]
-        mean = Sum(
-            work_s=sum(t.work_s for t in totals.values()) / len(plan),
-            num_iterations=sum(t.num_iterations for t in totals.values()) / len(plan),
-            num_tokens=sum(t.num_tokens for t in totals.values()) / len(plan),
-        )
+            if total is not None:
+                totals.append(total)
         costs = history.gathered.setdefault(len(plan), {})
-        if totals or kind in costs:
-            _average(costs.setdefault(kind, Cost()), mean)
+        if not totals and kind not in costs:
+            continue
+        # What moved to others in mid-step counts as well: it was this step's work.
+        mean = Sum(
+            work_s=sum(t.work_s for t in totals) / len(plan),
+            num_iterations=sum(t.num_iterations for t in totals) / len(plan),
+            num_tokens=sum(t.num_tokens for t in totals) / len(plan),
+        )
+        if kind in expected and totals:
+            compared.append(_comparison(version, plan[0], kind, expected[kind].work_s, mean))
+        _average(costs.setdefault(kind, Cost()), mean)
     return compared
 
 
