@@ -40,7 +40,7 @@ def graph_of(state: State) -> Graph:
                 pipeline=pipeline.name,
                 version=pipeline.version,
                 max_staleness=pipeline.spec.max_staleness,
-                ended=phases.ended(pipeline) if pipeline.active else frozenset(),
+                ended=phases.Ended(pipeline) if pipeline.active else frozenset(),
             ),
         )
     ]

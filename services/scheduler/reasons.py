@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jigsawrl.core import phases
+from jigsawrl.core.policies import POLICIES
 from jigsawrl.core.policies.jigsaw import Jigsaw
 from jigsawrl.core.policies.rlix import Rlix
 from jigsawrl.core.state import GENERATING, Pipeline, Sequence, State, Tenant
@@ -84,16 +85,19 @@ def _share(state: State, tenant: Tenant) -> str:
     if state.policy == Rlix.name:
         return _turn(state, tenant)
     memory = state.outlooks
-    if state.policy != Jigsaw.name or tenant.device not in memory.wanted:
-        return "equal shares" + (": nothing is predicted" if state.policy == Jigsaw.name else "")
+    multiplexes = isinstance(POLICIES.get(state.policy), Jigsaw)
+    if not multiplexes or tenant.device not in memory.wanted:
+        return "equal shares" + (": nothing is predicted" if multiplexes else "")
     target = next((m[tenant.id] for m in memory.merges.values() if tenant.id in m), None)
     if target is not None:
         return f"its tail moves to {target}"
     held_s = [s for node, s in memory.held_since_s.items() if f"/{tenant.id}/" in node]
     if held_s:
         return f"held for {state.clock.now_s - min(held_s):.1f} s, so that others end sooner"
-    decided_s = memory.decisions[-1].now_s if memory.decisions else 0.0
-    return f"share by the decision of {decided_s:.1f} s"
+    for decision in reversed(memory.decisions):
+        if any(f"/{tenant.id}/" in node for node in decision.shares):
+            return f"share by the decision of {decision.now_s:.1f} s"
+    return "share by a decision on its device"
 
 
 def _turn(state: State, tenant: Tenant) -> str:

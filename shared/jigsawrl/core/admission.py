@@ -46,6 +46,7 @@ def admit(pipeline: Pipeline) -> None:
             data_floor=pipeline.data_sequence,
             sequences=[Sequence(index=i) for i in range(pipeline.spec.group_size)],
         )
+        pipeline.num_waiting += pipeline.spec.group_size
         pipeline.to_make.append(number)
 
 

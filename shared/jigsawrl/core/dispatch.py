@@ -15,7 +15,7 @@ from jigsawrl.contract.commands import (
     ScoreSequences,
 )
 from jigsawrl.contract.message import Role
-from jigsawrl.core import admission, ids
+from jigsawrl.core import admission, ids, tally
 from jigsawrl.core.groups import reclaim, reclaim_prompt
 from jigsawrl.core.migration import EXPORT_LEASE_S
 from jigsawrl.core.outbox import Outbox
@@ -64,7 +64,7 @@ def place(
     if pipeline.version is None or not pipeline.to_place or not ready:
         return
     oldest = admission.oldest_versions(pipeline)
-    loads = num_held(pipeline, ready)
+    loads = {tenant.id: pipeline.num_generating.get(tenant.id, 0) for tenant in ready}
     chosen_from = [t for t in ready if workers is None or t.id in workers] or ready
     chosen: dict[str, list[Placement]] = {}
     left = []
@@ -74,7 +74,7 @@ def place(
             continue
         for waiting in _together(group):
             needed = max(oldest[number], *(s.resume_version for s in waiting))
-            tenant = _choose(pipeline, waiting, chosen_from, needed=needed, loads=loads)
+            tenant = _choose(pipeline, waiting, chosen_from, ready, needed=needed, loads=loads)
             if tenant is None:
                 left.append(number)
                 continue
@@ -82,7 +82,7 @@ def place(
             for sequence in waiting:
                 placement = _placement(pipeline, group, sequence, version=oldest[number])
                 chosen.setdefault(tenant.id, []).append(placement)
-                _own(sequence, tenant, now_s=now_s)
+                _own(pipeline, sequence, tenant, now_s=now_s)
     pipeline.to_place = list(dict.fromkeys(left))
     if chosen and pipeline.placed_since_s is None:
         pipeline.placed_since_s = now_s
@@ -110,6 +110,7 @@ def _choose(
     pipeline: Pipeline,
     waiting: list[Sequence],
     workers: list[Tenant],
+    ready: list[Tenant],
     *,
     needed: int,
     loads: dict[str, int],
@@ -121,12 +122,11 @@ def _choose(
     def holds(tenant: Tenant) -> bool:
         return _holds(tenant, pipeline.incarnation, needed)
 
-    ready = pipeline.usable("rollout")
     target = next((t for t in ready if t.id == waiting[0].target), None)
     if target is not None and (holds(target) or not target.load_late):
         return target if holds(target) else None
     fit = [t for t in workers if holds(t)]
-    if any(t not in fit and not t.load_late for t in workers):
+    if any(not t.load_late and not holds(t) for t in workers):
         return None
     if not fit:
         fit = [t for t in ready if holds(t)]  # the chosen ones are late with their weights
@@ -141,9 +141,11 @@ def _holds(tenant: Tenant, incarnation: int, oldest: int) -> bool:
     return tenant.incarnation == incarnation and version >= oldest
 
 
-def _own(sequence: Sequence, tenant: Tenant, *, now_s: float) -> None:
+def _own(pipeline: Pipeline, sequence: Sequence, tenant: Tenant, *, now_s: float) -> None:
+    tally.leave(pipeline, sequence)
     sequence.stage = "placed"
     sequence.owner = tenant.worker
+    tally.enter(pipeline, sequence)
     sequence.target = None
     sequence.since_s = now_s
     sequence.max_version = tenant.version

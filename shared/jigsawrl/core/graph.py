@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from jigsawrl.contract.message import SubStageKind
-from jigsawrl.core.slowdown import WAITS
+from jigsawrl.core.slowdown import WITHOUT_DEVICE, NodeKind
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,9 +27,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     version: int
     """The step that it belongs to: the one that turns this version into the next."""
-    kind: SubStageKind
+    kind: NodeKind
     device: str | None
-    """None for waits, which need no device."""
+    """None for waits and barriers, which need none."""
     work_s: float
     """Seconds that are left of it, alone on the device at share 1."""
     memory_bytes: int = 0
@@ -181,7 +180,7 @@ def _check_ids(nodes: list[Node], devices: Collection[str]) -> None:
         unknown = [id for id in node.after if id not in ids]
         if unknown:
             raise ValueError(f"node {node.id}: comes after unknown node {unknown[0]}: add it")
-        if (node.device is None) != (node.kind in WAITS):
+        if (node.device is None) != (node.kind in WITHOUT_DEVICE):
             raise ValueError(f"node {node.id}: waits, and only waits, have no device")
         if not 0 <= node.work_s < float("inf") or not 0 <= node.move_s < float("inf"):
             raise ValueError(f"node {node.id}: work is finite and not negative: {node.work_s}")

@@ -17,7 +17,7 @@ from jigsawrl.contract.events import (
     SequencesRewarded,
 )
 from jigsawrl.contract.message import Worker
-from jigsawrl.core import ids
+from jigsawrl.core import ids, tally
 from jigsawrl.core.state import GENERATING, Fate, Group, Pipeline, Sequence, State
 
 
@@ -59,10 +59,12 @@ def reclaim(pipeline: Pipeline, group: Group, sequence: Sequence) -> None:
 
 def queue(pipeline: Pipeline, group: Group, sequence: Sequence) -> None:
     """Have a live sequence placed under a higher epoch."""
+    tally.leave(pipeline, sequence)
     sequence.epoch += 1
     sequence.owner = None
     sequence.num_missing = 0
     sequence.stage = "waiting"
+    tally.enter(pipeline, sequence)
     if group.number not in pipeline.to_place:
         pipeline.to_place.append(group.number)
 
@@ -87,12 +89,14 @@ def free(pipeline: Pipeline, worker: Worker) -> None:
 def end(pipeline: Pipeline, group: Group, fate: Fate) -> None:
     """Give a group and its sequences their fate. Sequences that failed on their own stay failed;
     the survivors of a failed group are discarded. Whoever still holds one is told to forget it."""
-    pipeline.groups.pop(group.number, None)
+    in_flight = pipeline.groups.pop(group.number, None) is not None
     pipeline.group_fates[fate].add(group.number)
     rest: Fate = "discarded" if fate == "failed" else fate
     for sequence in group.sequences:
         own: Fate = "failed" if sequence.stage == "failed" else rest
         pipeline.sequence_fates[own].add(_number(pipeline, group, sequence))
+        if in_flight:
+            tally.leave(pipeline, sequence)
         if sequence.stage in GENERATING and sequence.owner is not None:
             _drop(pipeline, sequence.owner.id, group, sequence)
 
@@ -107,6 +111,7 @@ def revive(pipeline: Pipeline, group: Group) -> None:
 
 def fail_sequence(pipeline: Pipeline, group: Group, sequence: Sequence, reason: str) -> None:
     """One sample is lost for good; below `min_group_size` survivors its group is, too."""
+    tally.leave(pipeline, sequence)
     sequence.stage = "failed"
     sequence.owner = sequence.target = None
     if group.num_survivors < pipeline.spec.min_group_size:
@@ -193,6 +198,7 @@ def finished(state: State, pipeline: Pipeline, event: SequencesFinished) -> None
         if entry.finish_reason == "aborted":
             reclaim(pipeline, group, sequence)
             continue
+        tally.leave(pipeline, sequence)
         sequence.stage = "finished"
         sequence.owner = None
         sequence.record = entry.ref

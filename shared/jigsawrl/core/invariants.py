@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jigsawrl.core import tally
 from jigsawrl.core.shares import TOLERANCE
 from jigsawrl.core.state import FATES, GENERATING, Pipeline, State
 from jigsawrl.core.status import in_flight
@@ -14,9 +15,22 @@ def check(state: State) -> None:
         _check_cuts(pipeline)
         _check_ownership(pipeline)
         _check_work(pipeline)
+        _check_counts(pipeline)
         _check_gang(pipeline)
     _check_shares(state)
     _check_memory(state)
+    _check_residents(state)
+
+
+def _check_residents(state: State) -> None:
+    """Who lives on a device is kept where pipelines start and end."""
+    found: dict[str, list[str]] = {}
+    for pipeline in state.pipelines.values():
+        for tenant in pipeline.tenants.values() if pipeline.active else ():
+            if tenant.node is not None and tenant.device is not None:
+                found.setdefault(tenant.device, []).append(tenant.id)
+    kept = {device: sorted(names) for device, names in state.residents.items() if names}
+    assert kept == {device: sorted(names) for device, names in found.items()}, kept
 
 
 def _check_shares(state: State) -> None:
@@ -118,6 +132,12 @@ def _check_gang(pipeline: Pipeline) -> None:
     assert len(gang) <= pipeline.spec.num_trainer_ranks, f"{pipeline.name}: too many ranks"
     assert len({rank.configured for rank in gang}) <= 1, f"{pipeline.name}: half a gang"
     assert pipeline.trainer_version is None or pipeline.gang_ready, f"{pipeline.name}: not ready"
+
+
+def _check_counts(pipeline: Pipeline) -> None:
+    """What is counted where it changes is what a full walk finds."""
+    kept = pipeline.num_waiting, pipeline.num_generating
+    assert kept == tally.counted(pipeline), f"{pipeline.name}: {kept}"
 
 
 def _check_work(pipeline: Pipeline) -> None:

@@ -28,6 +28,7 @@ def started(state: State, event: NodeStarted) -> None:
         seen_s=state.clock.now_s,
         past_boots=[b for b in past if b != boot],
     )
+    state.undivided |= {device.id: True for device in event.devices}
     for pipeline, tenant in _tenants(state, event.node.id):
         if tenant.started_on != boot:
             workers.end_boot(pipeline, tenant)

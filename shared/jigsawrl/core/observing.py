@@ -76,18 +76,18 @@ def _division(state: State, tenant: Tenant) -> tuple[float, Running | None]:
     """The tenant's part of its device among those that work, and the strongest of the others. Shares
     are weights of a work-conserving division: who is alone has all of it."""
     others: list[tuple[float, Running]] = []
-    for pipeline in state.pipelines.values():
-        if not pipeline.active or tenant.device is None:
+    for name in state.residents.get(tenant.device or "", ()):
+        if name == tenant.id:
             continue
-        for name, kind in phases.current_kinds(pipeline).items():
-            other = pipeline.tenants.get(name)
-            if other is None or other.id == tenant.id or other.device != tenant.device:
-                continue
+        pipeline = state.pipelines[name.partition(".")[0]]
+        other = pipeline.tenants[name]
+        kind = phases.kind_of(pipeline, other)
+        if kind is not None:
             weight = other.applied_share or 0.0
             others.append((weight, (kind, weight)))
     own = tenant.applied_share or 0.0
     total = own + sum(weight for weight, _ in others)
     if not others or total <= 0:
         return 1.0, None
-    weight, (kind, _) = max(others, key=lambda other: other[0])
-    return own / total, (kind, weight / total)
+    weight, (beside, _) = max(others, key=lambda other: other[0])
+    return own / total, (beside, weight / total)

@@ -47,12 +47,15 @@ class Pace(msgspec.Struct):
 class Outlooks(msgspec.Struct):
     """Of the whole cluster."""
 
-    signature: str = ""
-    """Of the situation that was decided on last; the same one is not decided on again."""
+    due: dict[str, bool] = {}
+    """Devices on which something changed that was not decided on yet (a dict as an ordered set)."""
+    seen: dict[str, tuple[int | None, bool]] = {}
+    """By pipeline: which version it trained from, and whether it was evaluated, when it was looked at
+    last."""
     next_s: float = 0.0
     """Stream time before which nothing is decided: searching costs time."""
     wanted: dict[str, dict[str, float]] = {}
-    """Device -> tenant -> share."""
+    """Device -> tenant -> share, as decided last for the tenants that live there."""
     merges: dict[str, dict[str, str]] = {}
     """By pipeline: rollout worker -> the one that takes over all that it generates."""
     held_since_s: dict[str, float] = {}

@@ -7,47 +7,48 @@ books (what is placed, cut, trained), since sub-stage events come up to half a s
 from __future__ import annotations
 
 from jigsawrl.contract.message import SubStageKind
-from jigsawrl.core.prediction import SubStageId
-from jigsawrl.core.state import GENERATING, Pipeline
+from jigsawrl.core.gathering import GENERATION
+from jigsawrl.core.state import Pipeline, Tenant
 
-BEFORE_CUT: tuple[SubStageKind, ...] = (
-    "prefill",
-    "bulk_decode",
-    "tool_wait",
-    "tail_decode",
-    "reward_wait",
-)
+BEFORE_CUT: frozenset[SubStageKind] = frozenset({*GENERATION, "reward_wait"})
 
 
 def num_generating(pipeline: Pipeline) -> dict[str, int]:
     """Sequences that each rollout worker has to generate now."""
-    counts = {t.id: 0 for t in pipeline.tenants.values() if t.role == "rollout"}
-    for group in pipeline.groups.values():
-        for sequence in group.sequences:
-            if sequence.stage in GENERATING and sequence.owner is not None:
-                counts[sequence.owner.id] = counts.get(sequence.owner.id, 0) + 1
-    return counts
+    counts = pipeline.num_generating
+    return {t.id: counts.get(t.id, 0) for t in pipeline.tenants.values() if t.role == "rollout"}
 
 
 def all_placed(pipeline: Pipeline) -> bool:
     """Nothing that is admitted still waits to be made or placed."""
-    return all(
-        group.prompt is not None and all(s.stage != "waiting" for s in group.sequences)
-        for group in pipeline.groups.values()
-    )
+    return not pipeline.num_waiting
 
 
 def current_kinds(pipeline: Pipeline) -> dict[str, SubStageKind]:
     """What each busy tenant does now; idle ones are absent."""
-    kinds: dict[str, SubStageKind] = {}
-    for name, count in num_generating(pipeline).items():
-        if count:
-            kinds[name] = "tail_decode" if count <= pipeline.tail_sequences else "bulk_decode"
+    kinds: dict[str, SubStageKind] = {
+        name: "tail_decode" if count <= pipeline.tail_sequences else "bulk_decode"
+        for name, count in num_generating(pipeline).items()
+        if count
+    }
     if pipeline.open_cut is not None:
         kinds |= {rank.id: "forward_backward" for rank in pipeline.gang}
     if pipeline.evaluation is not None and pipeline.evaluation.sent_to is not None:
         kinds[pipeline.evaluation.sent_to.id] = "evaluation"
     return kinds
+
+
+def kind_of(pipeline: Pipeline, tenant: Tenant) -> SubStageKind | None:
+    """What one tenant does now; None where it is idle."""
+    if tenant.role == "rollout":
+        count = pipeline.num_generating.get(tenant.id, 0)
+        if not count:
+            return None
+        return "tail_decode" if count <= pipeline.tail_sequences else "bulk_decode"
+    if tenant.role == "trainer":
+        return None if pipeline.open_cut is None else "forward_backward"
+    worker = None if pipeline.evaluation is None else pipeline.evaluation.sent_to
+    return "evaluation" if worker is not None and worker.id == tenant.id else None
 
 
 def step_of(pipeline: Pipeline, *, version: int, kind: SubStageKind) -> int:
@@ -58,21 +59,26 @@ def step_of(pipeline: Pipeline, *, version: int, kind: SubStageKind) -> int:
     return version
 
 
-def ended(pipeline: Pipeline) -> frozenset[SubStageId]:
+class Ended:
     """Sub-stages of the step under way that are over."""
-    version = pipeline.version
-    if version is None:
-        return frozenset()
-    over: set[SubStageId] = set()
-    counts = num_generating(pipeline)
-    if pipeline.open_cut is not None:
-        return frozenset((version, name, kind) for name in counts for kind in BEFORE_CUT)
-    if pipeline.spec.max_staleness or not pipeline.groups or not all_placed(pipeline):
-        return frozenset()
-    for name, count in counts.items():
-        over.add((version, name, "prefill"))
-        if count <= pipeline.tail_sequences:
-            over.add((version, name, "bulk_decode"))
-        if not count:
-            over |= {(version, name, kind) for kind in ("tool_wait", "tail_decode")}
-    return frozenset(over)
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        """As of now."""
+        self._version = pipeline.version
+        self._is_cut = pipeline.open_cut is not None
+        overlaps = pipeline.spec.max_staleness > 0
+        self._placed = not overlaps and bool(pipeline.groups) and all_placed(pipeline)
+        self._counts = pipeline.num_generating
+        self._tail = pipeline.tail_sequences
+
+    def __contains__(self, id: object) -> bool:
+        assert isinstance(id, tuple)
+        version, tenant, kind = id
+        if version != self._version or kind not in BEFORE_CUT:
+            return False
+        if self._is_cut:
+            return True
+        if not self._placed or kind == "reward_wait":
+            return False
+        count = self._counts.get(tenant, 0)
+        return kind == "prefill" or count <= (self._tail if kind == "bulk_decode" else 0)

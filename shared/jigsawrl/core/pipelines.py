@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jigsawrl.contract.events import PipelineSubmitted
+from jigsawrl.core import shares
 from jigsawrl.core.groups import end
 from jigsawrl.core.state import Pipeline, PipelineStage, State, new_pipeline
 
@@ -89,6 +90,7 @@ def _end(state: State, pipeline: Pipeline, stage: PipelineStage) -> None:
     pipeline.running_s = running_s(state, pipeline)
     pipeline.running_since_s = None
     pipeline.stage = stage
+    shares.move_out(state, pipeline)
     batch = pipeline.open_cut
     for group in [*(batch.groups if batch else ()), *pipeline.groups.values()]:
         end(pipeline, group, "discarded")

@@ -28,6 +28,8 @@ SAME_MOMENT_S = 1e-9
 
 _OVER = 1 + 1e-6
 
+_COPIED = ("left_s", "since_s", "speed", "share", "held_s", "started", "device", "missing")
+
 Move = tuple[int, int]
 """A node and the device that it moves to."""
 
@@ -57,8 +59,7 @@ class Position:
         Every device with a ready node is touched."""
         self.graph, self.table, self.max_hold_s = graph, table, max_hold_s
         self.capacity = table.capacity
-        num_nodes = len(graph.nodes)
-        self.now_s = 0.0
+        num_nodes, self.now_s = len(graph.nodes), 0.0
         self.num_expanded = 0
         """Nodes that ended: what a search is bounded by."""
         self.left_s = [node.work_s for node in graph.nodes]
@@ -113,16 +114,7 @@ class Position:
         """The same moment, without a timeline."""
         other = Position.__new__(Position)
         other.__dict__.update(self.__dict__)
-        for name in (
-            "left_s",
-            "since_s",
-            "speed",
-            "share",
-            "held_s",
-            "started",
-            "device",
-            "missing",
-        ):
+        for name in _COPIED:
             setattr(other, name, list(getattr(self, name)))
         other.finish_s, other.stamp, other.events = [*self.finish_s], [*self.stamp], [*self.events]
         other.pipeline_finish_s = dict(self.pipeline_finish_s)
@@ -191,6 +183,9 @@ class Position:
 
     def assign(self, device: int, shares: Shares) -> None:
         """Run lanes of a device at these shares from now on; a lane starts the nodes that fit."""
+        if len(shares) == 1 and not self.graph.is_tight[device]:
+            self._give_all(device, *next(iter(shares.items())))
+            return
         assert sum(shares.values()) <= _OVER, shares
         running: dict[int, list[int]] = {lane: [] for lane in shares}
         starting: list[int] = []
@@ -213,13 +208,34 @@ class Position:
         )
         for (lane, share), speed in zip(shares.items(), self.table.speeds(kinds), strict=True):
             members = running[lane]
-            if len(members) > 1:
-                speed /= BATCH_COST
-            for node in members:
-                self.share[node] = share
-                if self.speed[node] != speed:  # otherwise its end stands in `events` already
-                    self.speed[node] = speed
-                    self._announce(node, self.now_s + self.left_s[node] / speed)
+            self._run(members, share, speed)
+
+    def _give_all(self, device: int, lane: int, share: float) -> None:
+        """`assign` where one lane runs and all have room, as is nearly always so."""
+        assert share <= _OVER, share
+        members: list[int] = []
+        for node in self.here[device]:
+            if self.lane[node] == lane:
+                self._settle(node)
+                if not self.started[node]:
+                    self.started[node] = True
+                    self.used_bytes[device] += self.graph.nodes[node].memory_bytes
+                members.append(node)
+            elif self.speed[node] or not self.stamp[node]:
+                self._settle(node)
+                self._hold(node)
+        speed = self.table.speeds(((self.graph.nodes[members[0]].kind, share),))[0]
+        self._run(members, share, speed)
+
+    def _run(self, nodes: list[int], share: float, speed: float) -> None:
+        """Nodes of one lane."""
+        if len(nodes) > 1:
+            speed /= BATCH_COST
+        for node in nodes:
+            self.share[node] = share
+            if self.speed[node] != speed:  # otherwise its end stands in `events` already
+                self.speed[node] = speed
+                self._announce(node, self.now_s + self.left_s[node] / speed)
 
     def move(self, node: int, device: int) -> None:
         """Send a movable node to another device. Both are touched: give them shares next."""

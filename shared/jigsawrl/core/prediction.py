@@ -20,20 +20,24 @@ one node before one tool wait, whatever the number of turns; a moved tail's pref
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import msgspec
 
 from jigsawrl.contract.message import SubStageKind
 from jigsawrl.core.gathering import GENERATION, Work
 from jigsawrl.core.graph import Node
-from jigsawrl.core.slowdown import WAITS
-from jigsawrl.core.work_history import WorkHistory, expected_of, left_s
+from jigsawrl.core.slowdown import WAITS, NodeKind
+from jigsawrl.core.work_history import LOGPROBS, PARTS, TRAINING, WorkHistory, expected_of, left_s
 
-_LOGPROBS: tuple[SubStageKind, ...] = ("reference_logprobs", "proximal_logprobs")
+_FEW = 4
+"""Nodes that others come after one by one; more of them meet in a barrier, so that edges stay few."""
 
-HORIZON_STEPS = 2
-"""The step under way and the next: what is decided in one shows in the other."""
+_FAR = "elsewhere"
+
+_MAX_ASKED = 4
+"""Tenants elsewhere whose progress is looked at: one of those that take longest is the last, nearly
+always."""
 
 SubStageId = tuple[int, str, SubStageKind]
 """Version, tenant, kind."""
@@ -57,7 +61,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     """At which the pipeline ends; None = beyond the horizon."""
     evaluations: tuple[int, ...] = ()
     """Versions that are to be evaluated or under evaluation."""
-    ended: frozenset[SubStageId] = frozenset()
+    ended: Container[SubStageId] = frozenset()
     """Sub-stages of the predicted steps that are over."""
     memory_bytes: Mapping[str, int] = {}
     """By kind: what a tenant needs on its device while it runs, beyond what stays there."""
@@ -66,6 +70,9 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[str, ...] | None = None
     """Those that generate the steps that are not planned yet; None = as the newest plan says, else
     all."""
+    devices: frozenset[str] | None = None
+    """Devices whose nodes are wanted; None = all. What happens on others is one wait for each part of
+    a step, as long as the longest of their tenants would take alone at full speed."""
 
 
 def predict(history: WorkHistory, outlook: Outlook) -> tuple[Node, ...]:
@@ -93,6 +100,12 @@ class _Steps:
 
     def __init__(self, history: WorkHistory, outlook: Outlook) -> None:
         self.history, self.outlook = history, outlook
+        self.kinds = sorted(
+            (name, frozenset(tenant.costs))
+            for name, tenant in history.tenants.items()
+            if self._here(tenant.device)
+        )
+        """Of each tenant here what it does."""
         self.nodes: list[Node] = []
         self.last: dict[str, tuple[str, ...]] = {}
         """By tenant: ids that its next node comes after, the order on a device."""
@@ -101,9 +114,11 @@ class _Steps:
         self.synced: dict[tuple[int, str], tuple[str, ...]] = {}
         """By version and tenant: the nodes that load it there."""
         self.rollouts = self._with(*GENERATION)
+        self.trainers = self._with(*TRAINING)
+        self.plans: dict[int, frozenset[str] | None] = {}
+        """By version, here and elsewhere."""
         self.gathered: dict[int, dict[SubStageKind, Work]] = {}
         """What each of so few workers does in a step."""
-        self.trainers = self._with("forward_backward", "optimizer", *_LOGPROBS)
         devices = (self.history.tenants[tenant].device for tenant in self.rollouts)
         self.rollout_devices = tuple(dict.fromkeys(d for d in devices if d is not None))
 
@@ -116,27 +131,34 @@ class _Steps:
             for kind in GENERATION:
                 after = self._add(version, tenant, kind, after)
             tails += after
+        far = self.synced.get((base, _FAR), self.made.get(base, ()))
+        tails += self._elsewhere(version, "rollout", far)
         rewards: tuple[str, ...] = ()
         for tenant in self._with("reward_wait"):
             rewards += self._add(version, tenant, "reward_wait", tails, in_order=False)
-        return rewards or tails
+        return self._all(version, "rolled_out", rewards or tails)
 
     def add_training(self, version: int, rolled_out: tuple[str, ...]) -> None:
         """The step from `version` on all ranks, and the weights that it makes."""
         gradients: tuple[str, ...] = ()
         for tenant in self.trainers:
             after = rolled_out
-            for kind in _LOGPROBS:
+            for kind in LOGPROBS:
                 after = self._add(version, tenant, kind, after)
             gradients += self._add(version, tenant, "forward_backward", after)
+        gradients += self._elsewhere(version, "gradients", rolled_out)
+        gradients = self._all(version, "gradients", gradients)
         made: tuple[str, ...] = ()
         for tenant in self.trainers:
             made += self._add(version, tenant, "optimizer", gradients)
-        self.made[version + 1] = made
+        made += self._elsewhere(version, "optimizer", gradients)
+        made = self._all(version, "made", made)
         published: tuple[str, ...] = ()
         for tenant in self.trainers:
             published += self._add(version, tenant, "weight_sync", made)
             self._add(version, tenant, "checkpoint", made)
+        published += self._elsewhere(version, "publish", made)
+        published = self._all(version, "published", published)
         self.made[version + 1] = published
         for tenant in self._with("weight_sync"):
             if tenant not in self.trainers:
@@ -144,6 +166,8 @@ class _Steps:
                 self.synced[version + 1, tenant] = self._add(
                     version, tenant, "weight_sync", published, in_order=False
                 )
+        loaded = self._elsewhere(version, "load", published)
+        self.synced[version + 1, _FAR] = loaded or published
 
     def add_evaluation(self, version: int) -> None:
         """Of `version`, where its weights will be there within the horizon."""
@@ -152,35 +176,115 @@ class _Steps:
         for tenant in self._with("evaluation"):
             self._add(version, tenant, "evaluation", self.made.get(version, ()))
 
-    def _workers(self, version: int) -> list[str]:
-        """That generate the step from `version`."""
+    def _plan(self, version: int) -> frozenset[str] | None:
+        """Workers that alone generate the step from `version`; None where all do."""
+        if version not in self.plans:
+            self.plans[version] = self._find_plan(version)
+        return self.plans[version]
+
+    def _find_plan(self, version: int) -> frozenset[str] | None:
         plans, plan = self.history.plans, self.outlook.workers
         if version in plans:
             plan = tuple(plans[version])
         elif plan is None and plans:
             plan = tuple(plans[max(plans)])
-        return [name for name in self.rollouts if name in (plan or ())] or self.rollouts
+        if not plan:
+            return None
+        tenants = self.history.tenants
+        able = [name for name in tenants if any(kind in tenants[name].costs for kind in GENERATION)]
+        chosen = frozenset(plan).intersection(able)
+        return chosen if 0 < len(chosen) < len(able) else None
+
+    def _workers(self, version: int) -> list[str]:
+        """Those here that generate the step from `version`."""
+        plan = self._plan(version)
+        return [name for name in self.rollouts if plan is None or name in plan]
 
     def _expected(self, version: int, tenant: str, kind: SubStageKind) -> Work | None:
         """What a step's sub-stage takes in all; None for what was never seen."""
-        if kind in GENERATION and tenant in self.rollouts:
-            num_workers = len(self._workers(version))
-            if num_workers < len(self.rollouts):
-                if num_workers not in self.gathered:
-                    found = expected_of(self.history, num_workers=num_workers)
-                    self.gathered[num_workers] = found
-                return self.gathered[num_workers].get(kind)
+        plan = self._plan(version) if kind in GENERATION else None
+        if plan is not None:
+            if len(plan) not in self.gathered:
+                self.gathered[len(plan)] = expected_of(self.history, num_workers=len(plan))
+            return self.gathered[len(plan)].get(kind)
         cost = self.history.tenants[tenant].costs.get(kind)
         if cost is None or cost.work_s is None:
             return None
         return Work(work_s=cost.work_s, num_tokens=cost.num_tokens)
 
+    def _here(self, device: str | None) -> bool:
+        """What lives on no device is always looked at."""
+        chosen = self.outlook.devices
+        return chosen is None or device is None or device in chosen
+
     def _with(self, *kinds: SubStageKind) -> list[str]:
-        return [
-            name
-            for name, tenant in sorted(self.history.tenants.items())
-            if any(kind in tenant.costs for kind in kinds)
-        ]
+        wanted = frozenset(kinds)
+        return [name for name, kinds_here in self.kinds if not wanted.isdisjoint(kinds_here)]
+
+    def _all(self, version: int, what: str, after: tuple[str, ...]) -> tuple[str, ...]:
+        """One node to come after instead of many, where they are many."""
+        after = tuple(dict.fromkeys(after))
+        if len(after) <= _FEW:
+            return after
+        return self._wait("barrier", f"{version}/all/{what}", version, 0.0, after)
+
+    def _elsewhere(self, version: int, part: str, after: tuple[str, ...]) -> tuple[str, ...]:
+        """What tenants on other devices do in this part of a step, as one wait."""
+        if self.outlook.devices is None:
+            return ()
+        work_s = self._far_s(version, part)
+        if work_s is None:
+            return ()
+        if not work_s:
+            return after
+        if part != "load":  # new weights land in the middle of later rollouts
+            after = tuple(dict.fromkeys((*after, *self.last.get(part, ()))))
+        made = self._wait("elsewhere", f"{version}/{_FAR}/{part}", version, work_s, after)
+        self.last[part] = made
+        return made
+
+    def _far_s(self, version: int, part: str) -> float | None:
+        """Seconds left; None where nobody elsewhere has a part in it. Of a step under way those are
+        asked that take longest on average."""
+        tenants, longest_s, num_asked = self.history.tenants, 0.0, 0
+        plan = self._plan(version) if part == "rollout" else None
+        for average_s, name in self.history.longest.get(part, ()):
+            tenant = tenants.get(name)
+            if tenant is None or self._here(tenant.device):
+                continue
+            if plan is not None and name not in plan:
+                continue
+            if version > self.outlook.version + self.outlook.max_staleness and plan is None:
+                return average_s
+            num_asked += 1
+            longest_s = max(longest_s, self._left_s(version, name, PARTS[part]))
+            if num_asked == _MAX_ASKED:
+                break
+        return longest_s if num_asked else None
+
+    def _left_s(self, version: int, name: str, kinds: tuple[SubStageKind, ...]) -> float:
+        costs, ended, total_s = self.history.tenants[name].costs, self.outlook.ended, 0.0
+        for kind in kinds:
+            work = self._expected(version, name, kind)
+            if work is not None and (version, name, kind) not in ended:
+                done = costs[kind].open.get(version) if kind in costs else None
+                total_s += left_s(work, done)
+        return total_s
+
+    def _wait(
+        self, kind: NodeKind, name: str, version: int, work_s: float, after: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        node = Node(
+            id=f"{self.outlook.pipeline}/v{name}",
+            pipeline=self.outlook.pipeline,
+            version=version,
+            kind=kind,
+            device=None,
+            work_s=work_s,
+            after=after,
+        )
+        self.nodes.append(node)
+        return (node.id,)
 
     def _add(
         self,

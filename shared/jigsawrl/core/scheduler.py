@@ -160,8 +160,9 @@ class Scheduler:
     def _leader_elected(self, event: events.LeaderElected) -> None:
         self.state.leader = event.leader
         self.state.leader_epoch = self.state.sequence
-        if event.policy in self._policies:
+        if event.policy in self._policies and event.policy != self.state.policy:
             self.state.policy = event.policy
+            self.state.undivided = dict.fromkeys(self.state.residents, True)
         if event.profile is not None:
             self.state.profile = event.profile
 
@@ -188,8 +189,8 @@ class Scheduler:
                 dispatch.expire(state, pipeline)
                 workers.expire_loads(state, pipeline)
                 workers.expire_silent(state, pipeline)
-            if pipeline.active and self._policy.every_tick:
-                state.touch(pipeline)
+        for name in self._policy.awaits(state):
+            state.touch(state.pipelines[name])
 
     def _cancelled(self, pipeline: Pipeline, event: events.PipelineCancelled) -> None:
         if event.submission not in (None, *pipeline.submissions[-1:]):
@@ -242,6 +243,7 @@ class Scheduler:
         for start in starts:
             _start(state, state.pipelines[start.pipeline], start)
         shares.command(state, policy.shares(state), outbox)
+        state.undivided = {}
         for start in starts:
             self._decide_pipeline(state.pipelines[start.pipeline], outbox)
 
@@ -290,4 +292,5 @@ def _start(state: State, pipeline: Pipeline, start: Start) -> None:
         pipeline.tenants[place.tenant] = Tenant(
             id=place.tenant, role=place.role, node=place.node, device=place.device
         )
+    shares.move_in(state, pipeline)
     profiles.note_tail(state, pipeline)

@@ -9,12 +9,13 @@ turn it is has the whole device.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from jigsawrl.contract.commands import SetShares
 from jigsawrl.contract.events import SharesApplied
 from jigsawrl.contract.message import Worker
 from jigsawrl.core.outbox import Outbox
-from jigsawrl.core.state import State, Tenant
+from jigsawrl.core.state import Pipeline, State, Tenant
 
 Wanted = dict[str, dict[str, float]]
 """Device id -> tenant id -> share; all tenants of the device that the scheduler placed."""
@@ -23,15 +24,32 @@ TOLERANCE = 1e-9
 """Of a sum of shares: sevenths do not add up to 1 exactly."""
 
 
-def equal(state: State) -> Wanted:
-    """All tenants of a device have the same weight."""
-    devices: dict[str, list[str]] = {}
-    for pipeline in state.pipelines.values():
-        if pipeline.active:
-            for tenant in pipeline.tenants.values():
-                if tenant.node is not None and tenant.device is not None:
-                    devices.setdefault(tenant.device, []).append(tenant.id)
-    return {device: {name: 1 / len(names) for name in names} for device, names in devices.items()}
+def move_in(state: State, pipeline: Pipeline) -> None:
+    """A pipeline starts: its tenants share devices from now on. Members that were started by hand live
+    where nobody divides."""
+    for tenant in pipeline.tenants.values():
+        if tenant.node is not None and tenant.device is not None:
+            state.residents.setdefault(tenant.device, []).append(tenant.id)
+            state.undivided[tenant.device] = True
+
+
+def move_out(state: State, pipeline: Pipeline) -> None:
+    """It has ended: the others get what its tenants leave."""
+    for tenant in pipeline.tenants.values():
+        names = state.residents.get(tenant.device or "", [])
+        if tenant.id in names:
+            names.remove(tenant.id)
+            state.undivided[tenant.device or ""] = True
+
+
+def equal(state: State, *, devices: Iterable[str] | None = None) -> Wanted:
+    """All tenants of a device have the same weight; of these devices, or of all."""
+    chosen = state.residents if devices is None else devices
+    return {
+        device: {name: 1 / len(names) for name in names}
+        for device in chosen
+        if (names := state.residents.get(device))
+    }
 
 
 def command(state: State, wanted: Wanted, outbox: Outbox) -> None:

@@ -12,6 +12,8 @@ pairwise factor in, as nobody profiles triples.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jigsawrl.contract.message import SubStageKind
 from jigsawrl.contract.profile import MISSING_PAIR_FACTOR as MISSING_PAIR_FACTOR
 from jigsawrl.contract.profile import SlowdownProfile as SlowdownProfile
@@ -19,6 +21,12 @@ from jigsawrl.contract.profile import SlowdownRow as SlowdownRow
 
 WAITS: frozenset[SubStageKind] = frozenset({"tool_wait", "reward_wait"})
 """Kinds that use no device: time passes for them whatever the shares are."""
+
+NodeKind = SubStageKind | Literal["barrier", "elsewhere"]
+"""Of a node in a graph. A ``barrier`` has no work: where many wait for many, it keeps the edges few.
+``elsewhere`` stands for what tenants on devices outside the graph do meanwhile."""
+
+WITHOUT_DEVICE: frozenset[NodeKind] = frozenset({*WAITS, "barrier", "elsewhere"})
 
 LEVELS = (0.25, 0.5, 0.75, 1.0)
 """Shares that are profiled and chosen from. Quarters: the paper's budgets are discrete, and finer
@@ -29,7 +37,7 @@ _CACHE_SIZE = 4096
 
 _EPSILON = 1e-9
 
-Running = tuple[SubStageKind, float]
+Running = tuple[NodeKind, float]
 """What runs on a device, and its share."""
 
 _Curve = tuple[tuple[float, float], ...]
@@ -99,7 +107,7 @@ class SlowdownTable:
         for row in profile.rows:
             if row.beside is None:
                 alone.setdefault(row.kind, {0.0: 0.0, 1.0: 1.0})[row.share] = row.speed
-        self._alone: dict[SubStageKind, _Curve] = {k: _curve(v) for k, v in alone.items()}
+        self._alone: dict[NodeKind, _Curve] = {k: _curve(v) for k, v in alone.items()}
         pairs: dict[tuple[SubStageKind, SubStageKind], dict[float, dict[float, float]]] = {}
         for row in profile.rows:
             if row.beside is not None and row.beside_share is not None:
@@ -107,7 +115,7 @@ class SlowdownTable:
                 # Interference may not read as a gain: measured above its speed alone, it is noise.
                 factor = min(1.0, row.speed / self._speed_alone(row.kind, row.share))
                 curves.setdefault(row.share, {0.0: 1.0})[row.beside_share] = factor
-        self._pairs = {
+        self._pairs: dict[tuple[NodeKind, NodeKind], list[tuple[float, _Curve]]] = {
             pair: sorted((share, _curve(points)) for share, points in curves.items())
             for pair, curves in pairs.items()
         }
@@ -120,7 +128,7 @@ class SlowdownTable:
         points = (point for curve in self._alone.values() for point in curve)
         return max([1.0, *(speed / share for share, speed in points if share > 0)])
 
-    def speed(self, kind: SubStageKind, *, share: float, beside: Running | None = None) -> float:
+    def speed(self, kind: NodeKind, *, share: float, beside: Running | None = None) -> float:
         """Fraction of the kind's full speed alone on the device; 0 at share 0, 1 for waits."""
         running = ((kind, share),) if beside is None else ((kind, share), beside)
         return self.speeds(running)[0]
@@ -145,13 +153,11 @@ class SlowdownTable:
                 speed *= self._factor(kind, share, beside, beside_share)
         return speed
 
-    def _speed_alone(self, kind: SubStageKind, share: float) -> float:
+    def _speed_alone(self, kind: NodeKind, share: float) -> float:
         curve = self._alone.get(kind)
         return share if curve is None else _at(curve, share)
 
-    def _factor(
-        self, kind: SubStageKind, share: float, beside: SubStageKind, beside_share: float
-    ) -> float:
+    def _factor(self, kind: NodeKind, share: float, beside: NodeKind, beside_share: float) -> float:
         curves = self._pairs.get((kind, beside))
         if curves is None:
             return self.profile.missing_pair_factor

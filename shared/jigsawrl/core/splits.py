@@ -145,6 +145,10 @@ def critical_path_first(levels: tuple[float, ...] = LEVELS, *, first: str | None
         here = position.here[device]
         if len(here) == 1:
             return {position.lane[here[0]]: 1.0}
+        if position.capacity <= _GAIN and not position.graph.is_tight[device]:
+            lane = _longest(position, here, first)
+            if lane is not None:
+                return {lane: 1.0}
         lanes = eligible(position, device)
         if first is not None and len(lanes) > 1:
             nodes = position.graph.nodes
@@ -160,6 +164,20 @@ def critical_path_first(levels: tuple[float, ...] = LEVELS, *, first: str | None
         return _best_pair(position, pair, levels)
 
     return policy
+
+
+def _longest(position: Position, here: list[int], first: str | None) -> int | None:
+    """The lane that goes first where sharing gains nothing and all have room; None where one is
+    overdue. What the list schedule does most of the time, without listing anything."""
+    nodes, best, longest = position.graph.nodes, -1, (False, -1.0)
+    for node in here:
+        if position.overdue(node):
+            return None
+        key = (first is not None and nodes[node].pipeline == first, position.path_s(node))
+        lane = position.lane[node]
+        if key > longest or (key == longest and lane < best):
+            best, longest = lane, key
+    return best
 
 
 def _keeping_overdue(lanes: list[Lane], room: float, levels: tuple[float, ...]) -> Shares:

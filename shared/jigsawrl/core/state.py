@@ -239,6 +239,12 @@ class Pipeline(msgspec.Struct):
     to_place: list[int] = []
     to_score: list[tuple[int, int]] = []
     """Work without an owner: group numbers, and (group number, sequence index)."""
+    num_waiting: int = 0
+    """Sequences in stage ``waiting``, those of groups without a prompt included."""
+    num_generating: dict[str, int] = {}
+    """By rollout worker that owns some; see `tally`."""
+    turned: dict[str, bool] = {}
+    """Tenants that do something else since the policy last looked (a dict as an ordered set)."""
     group_fates: dict[Fate, IdRanges] = {}
     sequence_fates: dict[Fate, IdRanges] = {}
     num_failed_in_row: int = 0
@@ -360,6 +366,10 @@ class State(msgspec.Struct):
     dirty: dict[str, bool] = {}
     """Pipelines that an event touched since the last decision (a dict as an ordered set)."""
     nodes: dict[str, Node] = {}
+    residents: dict[str, list[str]] = {}
+    """By device: tenants of active pipelines that the scheduler placed there; see `shares`."""
+    undivided: dict[str, bool] = {}
+    """Devices whose residents changed since they were divided last (a dict as an ordered set)."""
     pipelines: dict[str, Pipeline] = {}
     """In order of submission."""
     num_ignored: int = 0

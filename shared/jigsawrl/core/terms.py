@@ -56,30 +56,47 @@ def contradiction(
     return None
 
 
+def unequal(state: State) -> list[str]:
+    """Devices on which tenants of different ranks live: who comes first there depends on who works."""
+    ranks = _ranks(state)
+    if len(set(ranks.values())) < 2:
+        return []
+    return [
+        device
+        for device, names in state.residents.items()
+        if len({ranks[name.partition(".")[0]] for name in names}) > 1
+    ]
+
+
 def by_priority(state: State, wanted: Wanted) -> Wanted:
     """On each device the tenants of the highest rank that work now have all but the floor of each
     other tenant, divided as in `wanted`, which stays where ranks are equal. Of equal priorities, a
     pipeline behind its latency cap ranks above the others."""
-    active = [pipeline for pipeline in state.pipelines.values() if pipeline.active]
-    late = state.outlooks.late
-    ranks = {p.name: (p.spec.terms.priority, p.name in late) for p in active}
+    ranks = _ranks(state)
     if len(set(ranks.values())) < 2:
         return wanted
-    rank: dict[str, Rank] = {}
-    works: set[str] = set()
-    for pipeline in active:
-        rank |= dict.fromkeys(pipeline.tenants, ranks[pipeline.name])
-        # Before its first version a trainer may warm up: nobody tells, so all count as working.
-        starting = pipeline.version is None
-        works.update(pipeline.tenants if starting else phases.current_kinds(pipeline))
-    return {
-        device: _precede(shares, rank, works & shares.keys()) for device, shares in wanted.items()
-    }
+    return {device: _precede(state, shares, ranks) for device, shares in wanted.items()}
 
 
-def _precede(shares: dict[str, float], rank: dict[str, Rank], works: set[str]) -> dict[str, float]:
-    if len({rank[name] for name in shares}) < 2:
+def _ranks(state: State) -> dict[str, Rank]:
+    """By active pipeline."""
+    late = state.outlooks.late
+    active = (pipeline for pipeline in state.pipelines.values() if pipeline.active)
+    return {p.name: (p.spec.terms.priority, p.name in late) for p in active}
+
+
+def _works(state: State, name: str) -> bool:
+    pipeline = state.pipelines[name.partition(".")[0]]
+    # Before its first version a trainer may warm up: nobody tells, so all count as working.
+    starting = pipeline.version is None
+    return starting or phases.kind_of(pipeline, pipeline.tenants[name]) is not None
+
+
+def _precede(state: State, shares: dict[str, float], ranks: dict[str, Rank]) -> dict[str, float]:
+    rank = {name: ranks[name.partition(".")[0]] for name in shares}
+    if len(set(rank.values())) < 2:
         return shares
+    works = {name for name in shares if _works(state, name)}
     if not works:  # a hold that was meant for one of higher rank must not outlast it
         return dict.fromkeys(shares, 1 / len(shares))
     top = max(rank[name] for name in works)

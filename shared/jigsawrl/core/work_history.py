@@ -26,6 +26,18 @@ one odd step counts no more than all before it."""
 OCCASIONAL: frozenset[SubStageKind] = frozenset({"evaluation", "checkpoint"})
 """Kinds that skip steps: a step without them says nothing of their cost."""
 
+LOGPROBS: tuple[SubStageKind, ...] = ("reference_logprobs", "proximal_logprobs")
+TRAINING: frozenset[SubStageKind] = frozenset({*LOGPROBS, "forward_backward", "optimizer"})
+
+PARTS: dict[str, tuple[SubStageKind, ...]] = {
+    "rollout": GENERATION,
+    "gradients": (*LOGPROBS, "forward_backward"),
+    "optimizer": ("optimizer",),
+    "publish": ("weight_sync",),
+    "load": ("weight_sync",),
+}
+"""What a tenant does between two barriers of a step."""
+
 _CORRECTION = (0.25, 4.0)
 """Bounds of observed over predicted progress: its first iterations say little about a sub-stage."""
 
@@ -95,6 +107,8 @@ class WorkHistory(msgspec.Struct):
     """By version: the workers that generate its step; none = all, as where nothing was planned."""
     gathered: dict[int, dict[SubStageKind, Cost]] = {}
     """By the number of workers of such steps: what each of them did."""
+    longest: dict[str, list[tuple[float, str]]] = {}
+    """By part of a step: average seconds of each tenant that has some, the longest first."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +160,20 @@ def close(history: WorkHistory, *, version: int) -> tuple[Comparison, ...]:
                 _average(cost, total)
     history.plans = {at: plan for at, plan in history.plans.items() if at > version}
     history.num_steps += 1
+    history.longest = {part: _longest(history, part) for part in PARTS}
     return tuple(compared)
+
+
+def _longest(history: WorkHistory, part: str) -> list[tuple[float, str]]:
+    found = []
+    for name, tenant in history.tenants.items():
+        trains = not TRAINING.isdisjoint(tenant.costs)
+        if part in ("publish", "load") and trains != (part == "publish"):
+            continue
+        work_s = sum(tenant.costs[k].work_s or 0.0 for k in PARTS[part] if k in tenant.costs)
+        if work_s > 0:
+            found.append((work_s, name))
+    return sorted(found, key=lambda entry: (-entry[0], entry[1]))
 
 
 def _close_gathered(history: WorkHistory, version: int) -> list[Comparison]:

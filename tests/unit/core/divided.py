@@ -40,12 +40,20 @@ class DividedTenants(Tenants):
 
 
 class DividedWorld(World):
-    """Runs pipelines on two devices."""
+    """Runs pipelines on two devices, or more."""
 
-    def __init__(self, pipelines: list[PipelineSpec], *, policy: str, seed: int = 0) -> None:
+    def __init__(
+        self, pipelines: list[PipelineSpec], *, policy: str, seed: int = 0, num_devices: int = 2
+    ) -> None:
         self._jobs: list[Job] = []
         self._busy_s: dict[tuple[str, SubStageKind, int], tuple[Process, float]] = {}
-        super().__init__(seed=seed, faults=Faults(), pipelines=pipelines, policy=policy)
+        super().__init__(
+            seed=seed,
+            faults=Faults(),
+            pipelines=pipelines,
+            policy=policy,
+            memory_bytes=(1 << 30,) * num_devices,
+        )
         self.every(QUANTUM_S, self._pass_time)
         self.every(TELL_S, self._tell)
 

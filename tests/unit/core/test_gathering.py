@@ -6,6 +6,7 @@ import pytest
 
 from jigsawrl.contract import commands as c
 from jigsawrl.core.gathering import Work, decode_cost_s, gathered
+from jigsawrl.core.policies.gather import MAX_DEVICES
 from jigsawrl.core.prediction import Outlook, predict
 from jigsawrl.core.slowdown import CPU_SLOT, SlowdownTable
 from jigsawrl.core.work_history import Observation, WorkHistory, close, observe
@@ -113,6 +114,25 @@ def test_only_planned_workers_are_predicted() -> None:
     assert {node.device for node in both} == {"d0", "d1"}
 
 
+def test_what_happens_elsewhere_is_what_the_planned_workers_there_do() -> None:
+    history = WorkHistory()
+    spread_step(history, 0)
+    close(history, version=0)
+    for devices, num in (("d0", 0), ("d1", 1)):
+        outlook = Outlook(
+            pipeline="p",
+            version=1,
+            num_steps=1,
+            workers=("p.rollout0",),
+            devices=frozenset({devices}),
+        )
+        nodes = predict(history, outlook)
+        assert {node.device for node in nodes} == ({None} if num else {"d0"})
+        elsewhere = [node.work_s for node in nodes if node.kind == "elsewhere"]
+        one = gathered(SPREAD, num_workers=1)  # type: ignore[arg-type]
+        assert elsewhere == pytest.approx([sum(work.work_s for work in one.values())] * num)
+
+
 def placed_on(world: World, pipeline: str) -> list[set[str]]:
     """Workers of each step's first placements, by step."""
     steps: dict[str, set[str]] = {}
@@ -144,6 +164,31 @@ def test_beside_another_pipeline_a_step_may_go_to_one_worker_alone_it_goes_to_al
     )
     single.run()
     assert all(len(workers) == 2 for workers in placed_on(single, "a"))
+
+
+def test_steps_on_more_devices_than_are_judged_go_to_all_workers() -> None:
+    num_workers = MAX_DEVICES + 1
+    pipelines = [
+        spec(
+            name,
+            num_steps=5,
+            groups_per_batch=num_workers,
+            num_rollout_workers=num_workers,
+            evaluation=None,
+        )
+        for name in ("a", "b")
+    ]
+    world = World(
+        seed=3,
+        faults=Faults(),
+        pipelines=pipelines,
+        policy="jigsaw",
+        memory_bytes=(1 << 30,) * num_workers,
+    )
+    world.run()
+    assert {len(workers) for name in ("a", "b") for workers in placed_on(world, name)} == {
+        num_workers
+    }
 
 
 def test_the_ablation_without_merging_uses_all_workers() -> None:

@@ -9,7 +9,7 @@ from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.contract import parts
 from jigsawrl.contract.message import Worker
-from jigsawrl.core import ids, invariants
+from jigsawrl.core import ids, invariants, tally
 from jigsawrl.core.migration import MIN_STAY_S, Move, merge_tail
 from jigsawrl.core.state import Pipeline, Sequence
 from jigsawrl.core.status import pipeline_status
@@ -268,6 +268,7 @@ def tail(world: World, counts: dict[str, int]) -> list[str]:
                 left[sequence.owner.id] -= 1
                 names.append(ids.sequence_id("p", group.number, sequence.index))
             else:
+                tally.leave(pipeline_of(world), sequence)
                 sequence.stage, sequence.owner = "scored", None
     assert not any(left.values())
     return names

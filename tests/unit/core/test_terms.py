@@ -14,8 +14,15 @@ from jigsawrl.contract.spec import PipelineSpec, TermsSpec
 from jigsawrl.core import invariants
 from jigsawrl.core.policies import POLICIES
 from jigsawrl.core.scheduler import Scheduler
-from jigsawrl.core.terms import FLOOR_SHARE, FLOOR_SLOWDOWN, contradiction
-from tests.unit.core.divided import times_s
+from jigsawrl.core.shares import equal, find
+from jigsawrl.core.terms import (
+    FLOOR_SHARE,
+    FLOOR_SLOWDOWN,
+    by_priority,
+    contradiction,
+    unequal,
+)
+from tests.unit.core.divided import DividedWorld, times_s
 from tests.unit.core.test_world import check_replay
 from tests.unit.core.world import Faults, World, spec
 
@@ -92,6 +99,53 @@ def test_under_any_priorities_nobody_starves_and_a_replay_agrees(
                 assert share >= FLOOR_SHARE - 1e-9 or ranks[name] in served, command
     check_replay(world)
     invariants.check(world.scheduler.state)
+
+
+class Watched(DividedWorld):
+    """Compares, after every decision pass, how all devices are divided with how they should be."""
+
+    num_unequal, num_late = 0, 0
+
+    def publish(self, event: e.Event) -> None:
+        before_s = self.scheduler.state.decided_s
+        super().publish(event)
+        state = self.scheduler.state
+        if state.decided_s == before_s:
+            return
+        even = equal(state)
+        wanted = {device: state.outlooks.wanted.get(device, even[device]) for device in even}
+        for device, shares in by_priority(state, wanted).items():
+            divided = {name: find(state, name).share for name in shares}  # type: ignore[union-attr]
+            assert divided == pytest.approx(shares), device
+        self.num_unequal += len(unequal(state))
+        self.num_late += bool(state.outlooks.late)
+
+
+@pytest.mark.parametrize("terms", [{"priority": 1}, {"max_slowdown": 2.2}])
+def test_who_comes_first_is_asked_again_on_every_device_whenever_somebody_s_work_changes(
+    terms: dict[str, float],
+) -> None:
+    pipelines = [
+        spec(
+            name,
+            num_steps=5,
+            groups_per_batch=10,
+            evaluation=None,
+            num_rollout_workers=5,
+            terms=promises,
+        )
+        for name, promises in (
+            ("a", TermsSpec(**terms)),  # type: ignore[arg-type]
+            ("b", TermsSpec()),
+            ("c", TermsSpec()),
+        )
+    ]
+    world = Watched(pipelines, policy="jigsaw", num_devices=6)
+    world.run()
+    assert world.num_unequal
+    assert bool(world.num_late) == ("max_slowdown" in terms)
+    assert [p.stage for p in world.scheduler.state.pipelines.values()] == ["finished"] * 3
+    check_replay(world)
 
 
 @pytest.mark.parametrize("policy", ["serial", "areal"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import ClassVar
 
 import msgspec
@@ -47,10 +47,17 @@ class Policy(ABC):
         """Rollout workers that shall generate what an active pipeline places now; None = all."""
         return None
 
+    def awaits(self, state: State) -> Iterable[str]:
+        """Pipelines that a decision on this tick shall look at, whatever happened to them."""
+        if not self.every_tick:
+            return ()
+        return [pipeline.name for pipeline in state.pipelines.values() if pipeline.active]
+
     def shares(self, state: State) -> Wanted:
-        """How each device that has tenants is divided from now on; only changes are commanded. Evenly:
-        tenants that take turns lose nothing by that, as who works has what others leave."""
-        return equal(state)
+        """How devices are divided from now on: those in `undivided`, and others as it likes; only
+        changes are commanded. Evenly: tenants that take turns lose nothing by that, as who works has
+        what others leave."""
+        return equal(state, devices=state.undivided)
 
     def longest_first(self, pipeline: Pipeline) -> bool:
         """Whether sequences that wait in an engine join by what is known of their groups' lengths, and

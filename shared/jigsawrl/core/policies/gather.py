@@ -17,6 +17,10 @@ from jigsawrl.core.play import Position
 from jigsawrl.core.slowdown import SlowdownTable
 from jigsawrl.core.state import Pipeline, State
 
+MAX_DEVICES = 8
+"""Steps of pipelines that live on more are not planned: judging one choice costs what its devices do,
+and tails still merge in mid-step."""
+
 MAX_SINGLE = 4
 """Up to so many workers each is tried alone; of more, only those whose devices have least to do."""
 
@@ -27,13 +31,15 @@ PLAYED_NODES = 200
 """Of one choice: the far end of a longer graph is a guess anyway."""
 
 Predict = Callable[[Pipeline, tuple[str, ...] | None], tuple[Node, ...]]
-"""Nodes of a pipeline's next steps, where these workers generate those that are not planned yet."""
+"""Nodes on these devices of a pipeline's next steps, where these workers generate those that are not
+planned yet."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What choices are judged by."""
 
     budgets: list[DeviceBudget]
+    """Of the devices of the pipeline that are there."""
     table: SlowdownTable
     terms: Callable[[Iterable[Node]], dict[str, Terms]]
     """What the pipelines of these nodes were promised."""
@@ -58,11 +64,13 @@ def begins(pipeline: Pipeline) -> bool:
 def plan(state: State, pipeline: Pipeline, *, predict: Predict, within: Surroundings) -> int:
     """Choose the workers of the step that begins and remember them; nodes expanded for it."""
     assert pipeline.version is not None
-    others = [node for other in _neighbours(state, pipeline) for node in predict(other, None)]
     workers = [t.id for t in pipeline.usable("rollout") if t.device is not None]
     best: tuple[str, ...] = ()
     num_expanded = 0
-    if others and len(workers) > 1:
+    others: list[Node] = []
+    if len(workers) > 1 and len(within.budgets) <= MAX_DEVICES:
+        others = [node for other in _neighbours(state, pipeline) for node in predict(other, None)]
+    if others:
         cost = None
         for choice in _choices(pipeline, workers, others):
             found = _judge((*predict(pipeline, choice), *others), pipeline, within)
@@ -79,12 +87,9 @@ def _neighbours(state: State, pipeline: Pipeline) -> list[Pipeline]:
     """Others that live on its devices; not those that meet only these, or a whole cluster would be
     predicted for one step."""
     devices = {t.device for t in pipeline.tenants.values() if t.device is not None}
+    found = {n.partition(".")[0] for d in devices for n in state.residents.get(d, ())}
     return [
-        other
-        for other in state.pipelines.values()
-        if other.active
-        and other is not pipeline
-        and any(t.device in devices for t in other.tenants.values())
+        other for other in state.pipelines.values() if other is not pipeline and other.name in found
     ]
 
 
@@ -106,10 +111,7 @@ def _choices(pipeline: Pipeline, workers: list[str], others: list[Node]) -> list
 
 def _judge(nodes: tuple[Node, ...], pipeline: Pipeline, within: Surroundings) -> Listed | None:
     """None where nothing on a known device can be predicted."""
-    known = {budget.id for budget in within.budgets}
-    nodes = tuple(n for n in nodes if n.device is None or n.device in known)
-    touched = {n.device for n in nodes if n.pipeline == pipeline.name and n.device is not None}
-    if not touched:
+    if all(n.device is None for n in nodes if n.pipeline == pipeline.name):
         return None
     graph = Graph(nodes, devices=within.budgets)
     position = Position(graph, within.table, max_hold_s=within.max_hold_s)

@@ -14,10 +14,13 @@ def start_all(state: State, *, in_turns: bool = False, apart: bool = False) -> l
 
     `in_turns`: they never work at the same time, so that each is placed as if it were alone; `apart`
     keeps generation off the devices of training even where they take turns."""
+    queued = in_order(p for p in state.pipelines.values() if p.stage == "queued")
+    if not queued:
+        return []
     occupancy = Occupancy(p for p in state.pipelines.values() if p.live)
     starts = []
     waited_for: set[str] = set()
-    for pipeline in in_order(p for p in state.pipelines.values() if p.stage == "queued"):
+    for pipeline in queued:
         devices = devices_for(pipeline, state)
         kinds = {device.kind for device in devices}
         if kinds & waited_for:
