@@ -66,11 +66,10 @@ def test_without_a_profile_the_built_in_table_decides() -> None:
 
 
 def test_workers_count_tails_as_the_scheduler_does_also_after_another_election() -> None:
-    pipelines = [spec("a", num_steps=4), spec("b", num_steps=1)]
     world = World(
         seed=0,
         faults=Faults(kill_per_s=0.05),
-        pipelines=pipelines,
+        pipelines=[spec("a", num_steps=4)],
         policy="serial",
         profile=profile(tail=3),
     )
@@ -81,6 +80,8 @@ def test_workers_count_tails_as_the_scheduler_does_also_after_another_election()
     )
     world.publish(elected)
     world.publish(e.LeaderElected(id="l3", leader="u", code_version="1", policy="serial"))
+    later = spec("b", num_steps=1)
+    world.publish(e.PipelineSubmitted(id="b", pipeline="b", spec=later, config=b"config"))
     world.run()
     told: dict[str, set[int | None]] = {}
     for command in (one for batch in world.issued for one in batch):
