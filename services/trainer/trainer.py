@@ -81,8 +81,7 @@ class Trainer:
         self._config: PipelineConfig
         self._learner: Learner
         self._recorder: Recorder
-        self._gang_epoch = 0
-        self._rank, self._num_ranks = 0, 1
+        self._gang_epoch, self._rank, self._num_ranks = 0, 0, 1
         self._gathered: tuple[int, int] | None = None
         """With several ranks: (incarnation, version) of the weights that they gathered last."""
         self._sent: tuple[WeightManifest, Ref] | None = None
@@ -103,8 +102,8 @@ class Trainer:
 
         self._config, device = config, choose_device(config.device, self._context.device)
         self._spans.on_cpu = device.type == "cpu"
-        self._gang_epoch = command.gang_epoch
-        self._rank, self._num_ranks = command.rank, command.num_ranks
+        self._gang_epoch, self._rank = command.gang_epoch, command.rank
+        self._num_ranks = command.num_ranks
         self._recorder = Recorder(run_folder)
         try:
             self._learner = Learner(
@@ -172,8 +171,8 @@ class Trainer:
         )
 
     async def _wait_for_the_end(self, error: Exception) -> None:
-        """With several ranks: the end of this one is another's, most likely, and its node is told to
-        kill or stop it: no failure of its own. It is one where nobody does."""
+        """With several ranks: the end of this one is another's, most likely, and its node will kill or
+        stop it: no failure of its own. It is one where nobody does."""
         if self._num_ranks == 1:
             return
         if not isinstance(error, StoppedError):
@@ -321,13 +320,12 @@ class Trainer:
     async def _announce_version(
         self, incarnation: int, sent: tuple[WeightManifest, Ref] | None, *, cause: str
     ) -> None:
-        """With what is told of its step, also where an earlier boot trained it: that one may have
-        died before it could announce. The scheduler counts each step once."""
+        """With what is told of its step, though an earlier boot, which died, may have trained it."""
         if sent is None:
             return
         manifest, ref = sent
         totals = self._learner.totals
-        await self._publish_spans()  # before the step's end, or it would look shorter than it was
+        await self._publish_spans()  # before the step's end, or it would look shorter
         await self._context.bus.publish_event(
             VersionPublished(
                 id=self._id(VersionPublished.tag(), incarnation, manifest.version),

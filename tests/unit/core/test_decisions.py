@@ -13,8 +13,9 @@ from jigsawrl.contract.spec import EvaluationSpec
 from jigsawrl.core import ids, invariants
 from jigsawrl.core.history import data_needed_from
 from jigsawrl.core.status import pipeline_status
+from tests.unit.core.queries import issued, pipeline_of
 from tests.unit.core.rollouts import Made
-from tests.unit.core.world import KIND, Faults, World, issued, pipeline_of, spec
+from tests.unit.core.world import KIND, Faults, World, spec
 
 
 @pytest.fixture

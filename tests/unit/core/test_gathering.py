@@ -10,7 +10,8 @@ from jigsawrl.core.policies.gather import MAX_DEVICES
 from jigsawrl.core.prediction import Outlook, predict
 from jigsawrl.core.slowdown import CPU_SLOT, SlowdownTable
 from jigsawrl.core.work_history import Observation, WorkHistory, close, observe
-from tests.unit.core.world import Faults, World, issued, spec
+from tests.unit.core.queries import issued
+from tests.unit.core.world import Faults, World, spec
 
 TABLE = SlowdownTable(CPU_SLOT)
 PER_ITERATION_S, PER_TOKEN_S = 0.003, 0.0001

@@ -4,7 +4,8 @@ from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.core import invariants
 from jigsawrl.core.status import pipeline_status
-from tests.unit.core.world import KIND, World, issued, pipeline_of, spec
+from tests.unit.core.queries import issued, pipeline_of
+from tests.unit.core.world import KIND, World, spec
 
 
 def test_serial_lets_the_next_pipeline_begin_when_the_one_before_has_ended_its_work() -> None:

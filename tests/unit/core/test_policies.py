@@ -10,7 +10,8 @@ from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.core import invariants
 from jigsawrl.core.policies import POLICIES
-from tests.unit.core.world import Faults, World, asynchronous, issued, pipeline_of, spec
+from tests.unit.core.queries import issued, pipeline_of
+from tests.unit.core.world import Faults, World, asynchronous, spec
 
 
 def devices(world: World) -> dict[str, Any]:

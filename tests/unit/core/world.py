@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from random import Random
 from types import MappingProxyType
-from typing import TypeVar
 
 import msgspec
 
@@ -21,7 +20,6 @@ from jigsawrl.core import invariants
 from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
 from jigsawrl.core.policies.base import Policy
 from jigsawrl.core.scheduler import Scheduler
-from jigsawrl.core.state import Pipeline
 from jigsawrl.devices.base import check_shares
 from tests.unit.core.rollouts import Made
 from tests.unit.core.tenants import Process, Tenants
@@ -81,7 +79,6 @@ def asynchronous(max_staleness: int, **changes: object) -> PipelineSpec:
     return spec(**(fields | changes))
 
 
-T = TypeVar("T", bound=c.Command)
 KIND = Faults()
 
 
@@ -395,11 +392,3 @@ class World:
                         held=held,
                     ),
                 )
-
-
-def pipeline_of(world: World, name: str = "p") -> Pipeline:
-    return world.scheduler.state.pipelines[name]
-
-
-def issued(world: World, kind: type[T]) -> list[T]:
-    return [command for batch in world.issued for command in batch if isinstance(command, kind)]
