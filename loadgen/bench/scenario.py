@@ -69,7 +69,8 @@ def varied(scenario: Scenario, *, seed: int) -> Scenario:
         lengths = engine["drawn_lengths"]
         lengths["median_tokens"] = round(lengths["median_tokens"] * draw.uniform(0.67, 1.5))
         lengths["p95_tokens"] = round(lengths["p95_tokens"] * draw.uniform(0.67, 1.5))
-        lengths["p95_tokens"] = min(lengths["p95_tokens"], lengths["max_tokens"])
+        for key, least in (("median_tokens", 1), ("p95_tokens", lengths["median_tokens"])):
+            lengths[key] = min(max(lengths[key], least), lengths["max_tokens"])
         batch = whole["trainer"]["groups_per_batch"]
         whole["trainer"]["groups_per_batch"] = max(1, round(batch * draw.uniform(0.67, 1.5)))
         if "turn_delay_s" in whole["task"]:

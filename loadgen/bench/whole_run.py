@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,6 @@ from jigsawrl.contract.events import (
     WorkerReady,
 )
 from jigsawrl.contract.parts import SubStage
-from jigsawrl.core.slowdown import WAITS
 from jigsawrl.core.work_history import median_error
 from services.scheduler.recorded import last_state
 from services.scheduler.segments import read_segments
@@ -45,7 +45,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time between the last version of one pipeline and the first work of the next one, where
     that came after it."""
     busy_s: float
-    """Time in which devices worked, summed over them."""
+    """Core seconds that sub-stages computed for, summed over devices; not those of transfers, the bus
+    and the other services, which run on the same cores."""
     num_devices: int
     wait_fraction: dict[str, float]
     """By pipeline: of the time from its first work to its last version, that in which a rollout worker
@@ -55,7 +56,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     num_migrations: dict[str, int]
     num_tokens_again: int
     prediction_error: float | None
-    """Median of |predicted - observed| / observed sub-stage seconds."""
+    """Median of |predicted - observed| / observed, of sub-stages in the core seconds that they take."""
     num_trained_tokens: int
     trained_tokens_per_s: dict[str, float]
 
@@ -79,39 +80,46 @@ def run(
         command += ["--policy", policy]
     for change in changes:
         command += ["--set", change]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if os.waitstatus_to_exitcode(status) != 0:
-        raise SystemExit(f"a run failed:\n{output[-4000:]}")
-    summary = json.loads(output.splitlines()[-1])
-    return measure(Path(summary["run"]), summary, cpu_s=usage.ru_utime + usage.ru_stime)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"a run did not end in {TIMEOUT_S:.0f} s; its files: {folder}") from None
+    if done.returncode != 0:
+        raise SystemExit(f"a run failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = usage.ru_utime + usage.ru_stime - before.ru_utime - before.ru_stime
+    summary = json.loads(done.stdout.splitlines()[-1])
+    return measure(Path(summary["run"]), summary, cpu_s=cpu_s)
 
 
 def measure(run_folder: Path, summary: dict[str, Any], *, cpu_s: float) -> Measured:
     """From the summary and the events of a run that ended well."""
     pipelines = summary["pipelines"]
-    warm_s = 0.0
+    ready_s: dict[str, float] = {}
     published: dict[str, dict[int, float]] = {name: {} for name in pipelines}
     spans: list[tuple[str, str, SubStage]] = []
     for timestamp_s, event in _events(run_folder / "scheduler" / "events"):
         if event.pipeline is None:
             continue
-        if isinstance(event, WorkerReady) or (
-            isinstance(event, WeightsLoaded) and event.version == 0
-        ):
-            warm_s = max(warm_s, timestamp_s)
+        if isinstance(event, WorkerReady):
+            if event.worker.id in ready_s:
+                raise SystemExit(f"{event.worker.id} was started again: this run was disturbed")
+            ready_s[event.worker.id] = timestamp_s
+        elif isinstance(event, WeightsLoaded) and event.version == 0:
+            ready_s[event.worker.id] = max(ready_s[event.worker.id], timestamp_s)
         elif isinstance(event, VersionPublished):
             published[event.pipeline].setdefault(event.version, timestamp_s)
         elif isinstance(event, SubStagesEnded):
             spans += [(event.pipeline, event.worker.id, span) for span in event.spans]
+    warm_s = max(ready_s.values())
     finish_s = {name: max(at.values()) - warm_s for name, at in published.items()}
     begin_s = {
         name: min(s.started_s for p, _, s in spans if p == name and s.kind == "prefill") - warm_s
@@ -124,11 +132,7 @@ def measure(run_folder: Path, summary: dict[str, Any], *, cpu_s: float) -> Measu
         makespan_s=max(finish_s.values()),
         finish_s=finish_s,
         gap_s=_longest_gap(begin_s, finish_s),
-        busy_s=sum(
-            span.duration_s
-            for _, _, span in spans
-            if span.kind not in WAITS and span.started_s >= warm_s
-        ),
+        busy_s=sum(span.cpu_s or 0.0 for _, _, span in spans if span.started_s >= warm_s),
         num_devices=len(working),
         wait_fraction={
             name: _wait_s(name, spans) / (finish_s[name] - begin_s[name]) for name in pipelines

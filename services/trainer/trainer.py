@@ -281,6 +281,7 @@ class Trainer:
         version, incarnation = self._learner.version, command.incarnation
         if self._gathered == (incarnation, version):
             return self._sent
+        await self._publish_spans()  # before the step's end, or it would look shorter
         if self._rank > 0:
             with self._spans.span("weight_sync", version=version):
                 await self._thread.run(self._learner.take_part_in_packing)
@@ -325,7 +326,6 @@ class Trainer:
             return
         manifest, ref = sent
         totals = self._learner.totals
-        await self._publish_spans()  # before the step's end, or it would look shorter
         await self._context.bus.publish_event(
             VersionPublished(
                 id=self._id(VersionPublished.tag(), incarnation, manifest.version),

@@ -10,8 +10,8 @@ from jigsawrl.core.state import Pipeline, State, Tenant
 from jigsawrl.core.work_history import Observation, close, observe, reopen
 
 LATE_STEPS = 1
-"""A step is averaged when so many later versions are there. Workers report their last spans before
-what ends their part of a step."""
+"""A step is averaged when so many later versions are there. Rollout workers and trainers tell their
+last spans before what ends their part of a step; what comes later all the same is left out."""
 
 FIRST_JUDGED = 3
 """Steps before predictions are judged: the first ones fill caches and allocate."""

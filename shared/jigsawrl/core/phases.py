@@ -54,9 +54,12 @@ def kind_of(pipeline: Pipeline, tenant: Tenant) -> SubStageKind | None:
 def step_of(pipeline: Pipeline, *, version: int, kind: SubStageKind) -> int:
     """The step that reported work is for. Where batches overlap, what comes before the cut is told with
     the version of the weights that generate, while it is for the step behind the one in training."""
-    if kind in BEFORE_CUT and pipeline.spec.max_staleness and pipeline.version is not None:
+    if pipeline.version is None:
+        return version
+    if kind in BEFORE_CUT and pipeline.spec.max_staleness:
         return max(version, pipeline.version + (1 if pipeline.open_cut else 0))
-    return version
+    # Which wait for rewards was a step's last is known, and told, in the next one.
+    return max(version, pipeline.version) if kind == "reward_wait" else version
 
 
 class Ended:

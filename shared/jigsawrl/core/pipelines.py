@@ -11,6 +11,12 @@ MIN_FAILED_IN_ROW = 64
 """Groups that fail in a row, with none trained between, before a pipeline is given up: at least
 this many, and four batches."""
 
+SUBMISSION_WAIT_S = 60.0
+"""Stream time that a pipeline waits for companions to be submitted, and as long as a client tries."""
+
+ROOM_WAIT_S = 5.0
+"""Stream time that it waits for a queued companion: who can be placed is, in the next decision."""
+
 MAX_SUBMISSIONS = 100
 """Under one name, whose ids are kept: repeats come from publishers that waited out a restart or a
 freeze, and never so late."""
@@ -36,6 +42,7 @@ def submitted(state: State, event: PipelineSubmitted) -> Pipeline | None:
         submissions=submissions,
         companions=event.companions,
     )
+    pipeline.submitted_s = state.clock.now_s
     state.pipelines[event.spec.name] = pipeline
     state.touch(pipeline)
     return pipeline
@@ -58,14 +65,20 @@ def give_up(state: State, pipeline: Pipeline) -> None:
 
 def missing_companion(state: State, pipeline: Pipeline) -> str | None:
     """What a pipeline that shall begin together with others waits for, for people; None once it has
-    begun, or all of them are ready or have ended."""
+    begun, or all of them are ready, have ended, or can't come: one that finds no room would wait for
+    this one's, and one that is not submitted soon may never be."""
+    waited_s = state.clock.now_s - pipeline.submitted_s
     if pipeline.num_admitted:
         return None
     for name in pipeline.companions:
         other = state.pipelines.get(name)
         if other is None:
-            return f"pipeline {name} to be submitted"
-        if other.live and not _is_ready(other):
+            if waited_s < SUBMISSION_WAIT_S:
+                return f"pipeline {name} to be submitted"
+        elif other.stage == "queued":
+            if state.clock.now_s - other.submitted_s < ROOM_WAIT_S:
+                return f"pipeline {name} to find room"
+        elif other.live and not _is_ready(other):
             return f"pipeline {name} to be ready"
     return None
 
@@ -101,6 +114,7 @@ def _end(state: State, pipeline: Pipeline, stage: PipelineStage) -> None:
     pipeline.publish_due = False
     pipeline.restarts = []
     pipeline.stops = list(pipeline.tenants)
+    state.outlooks.late = [name for name in state.outlooks.late if name != pipeline.name]
     state.touch(pipeline)
 
 

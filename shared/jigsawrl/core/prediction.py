@@ -28,7 +28,17 @@ from jigsawrl.contract.message import SubStageKind
 from jigsawrl.core.gathering import GENERATION, Work
 from jigsawrl.core.graph import Node
 from jigsawrl.core.slowdown import WAITS, NodeKind
-from jigsawrl.core.work_history import LOGPROBS, PARTS, TRAINING, WorkHistory, expected_of, left_s
+from jigsawrl.core.work_history import (
+    LOGPROBS,
+    PARTS,
+    TOLD_LATE,
+    TRAINING,
+    Cost,
+    Sum,
+    WorkHistory,
+    expected_of,
+    left_s,
+)
 
 _FEW = 4
 """Nodes that others come after one by one; more of them meet in a barrier, so that edges stay few."""
@@ -267,8 +277,7 @@ class _Steps:
         for kind in kinds:
             work = self._expected(version, name, kind)
             if work is not None and (version, name, kind) not in ended:
-                done = costs[kind].open.get(version) if kind in costs else None
-                total_s += left_s(work, done)
+                total_s += left_s(work, _done(costs.get(kind), kind, version))
         return total_s
 
     def _wait(
@@ -306,7 +315,6 @@ class _Steps:
             return after
         before = (*after, *self.last.get(tenant, ())) if in_order else after
         cost = self.history.tenants[tenant].costs.get(kind)
-        done = None if cost is None else cost.open.get(version)
         movable = kind == "tail_decode" and self.outlook.move_s is not None
         node = Node(
             id=f"{self.outlook.pipeline}/v{version}/{tenant}/{kind}",
@@ -314,7 +322,7 @@ class _Steps:
             version=version,
             kind=kind,
             device=device,
-            work_s=left_s(work, done),
+            work_s=left_s(work, _done(cost, kind, version)),
             memory_bytes=0 if device is None else self.outlook.memory_bytes.get(kind, 0),
             after=tuple(dict.fromkeys(before)),
             movable_to=tuple(d for d in self.rollout_devices if d != device) if movable else (),
@@ -324,3 +332,8 @@ class _Steps:
         if in_order:
             self.last[tenant] = (node.id,)
         return (node.id,)
+
+
+def _done(cost: Cost | None, kind: SubStageKind, version: int) -> Sum | None:
+    """What is done of a step's sub-stage; unknown of what is told after its step."""
+    return None if cost is None or kind in TOLD_LATE else cost.open.get(version)

@@ -189,6 +189,8 @@ class Scheduler:
                 dispatch.expire(state, pipeline)
                 workers.expire_loads(state, pipeline)
                 workers.expire_silent(state, pipeline)
+                if pipeline.waits_for is not None:
+                    state.touch(pipeline)
         for name in self._policy.awaits(state):
             state.touch(state.pipelines[name])
 
@@ -275,7 +277,8 @@ class Scheduler:
             )
             migration.migrate(pipeline, self._policy.moves(self.state, pipeline), now_s, outbox)
             dispatch.score(pipeline, now_s, outbox)
-            evaluation.evaluate(pipeline, outbox)
+            if pipeline.waits_for is None:
+                evaluation.evaluate(pipeline, outbox)
             pipelines.finish(self.state, pipeline)
         nodes.stop_tenants(self.state, pipeline, outbox)
 

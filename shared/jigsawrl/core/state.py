@@ -196,6 +196,7 @@ class Pipeline(msgspec.Struct):
 
     spec: PipelineSpec
     config: bytes
+    submitted_s: float = 0.0
     companions: list[str] = []
     """Pipelines that it begins its work together with."""
     stage: PipelineStage = "queued"
@@ -288,7 +289,6 @@ class Pipeline(msgspec.Struct):
     running_s: float = 0.0
     leases_checked_s: float = 0.0
     num_ignored: int = 0
-    """Its part of the state's."""
 
     @property
     def name(self) -> str:

@@ -38,6 +38,10 @@ PARTS: dict[str, tuple[SubStageKind, ...]] = {
 }
 """What a tenant does between two barriers of a step."""
 
+TOLD_LATE: frozenset[SubStageKind] = frozenset({"weight_sync", "checkpoint", "reward_wait"})
+"""Kinds that are told with the version that they lead to, or in the step after theirs: what was heard
+of them in a step says nothing of how much of it is left."""
+
 _CORRECTION = (0.25, 4.0)
 """Bounds of observed over predicted progress: its first iterations say little about a sub-stage."""
 
@@ -182,14 +186,18 @@ def _close_gathered(history: WorkHistory, version: int) -> list[Comparison]:
     plan = history.plans[version]
     expected = expected_of(history, num_workers=len(plan))
     compared: list[Comparison] = []
+    done: dict[SubStageKind, list[Sum]] = {}
     for kind in GENERATION:
-        totals = []
         for tenant in history.tenants.values():
             cost = tenant.costs.get(kind)
             total = None if cost is None else cost.open.pop(version, None)
             if total is not None:
-                totals.append(total)
-        costs = history.gathered.setdefault(len(plan), {})
+                done.setdefault(kind, []).append(total)
+    if "tail_decode" not in done and "bulk_decode" not in done:
+        return []  # its workers died before they told: that says nothing of the cost
+    costs = history.gathered.setdefault(len(plan), {})
+    for kind in GENERATION:
+        totals = done.get(kind, [])
         if not totals and kind not in costs:
             continue
         # What moved to others in mid-step counts as well: it was this step's work.

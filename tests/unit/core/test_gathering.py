@@ -201,3 +201,15 @@ def test_the_ablation_without_merging_uses_all_workers() -> None:
     )
     world.run()
     assert all(len(workers) == 2 for name in ("a", "b") for workers in placed_on(world, name))
+
+
+def test_a_planned_step_of_which_nothing_was_told_says_nothing() -> None:
+    history = WorkHistory()
+    spread_step(history, 0)
+    close(history, version=0)
+    before = predict(history, Outlook(pipeline="p", version=2, workers=("p.rollout0",)))
+    history.plans[1] = ["p.rollout0"]
+    close(history, version=1)
+    after = predict(history, Outlook(pipeline="p", version=2, workers=("p.rollout0",)))
+    assert before == after
+    assert not history.gathered

@@ -2,6 +2,7 @@
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
+from jigsawrl.contract.spec import MemorySpec
 from jigsawrl.core import invariants
 from jigsawrl.core.status import pipeline_status
 from tests.unit.core.queries import issued, pipeline_of
@@ -64,3 +65,47 @@ def test_serial_goes_on_when_the_pipeline_whose_turn_it_is_fails() -> None:
     assert pipeline_of(world, "a").failure == "a.reward0: bad"
     assert {s.tenant for s in issued(world, c.StopTenant)} == set(pipeline_of(world, "a").tenants)
     invariants.check(world.scheduler.state)
+
+
+def test_a_companion_that_finds_no_room_is_not_waited_for() -> None:
+    need = MemorySpec(trainer=600, rollout=200)
+    pipelines = [
+        spec(name, evaluation=None, memory=need, num_trainer_ranks=1, num_rollout_workers=1)
+        for name in ("a", "b", "c")
+    ]
+    world = World(
+        seed=0,
+        faults=KIND,
+        pipelines=pipelines,
+        policy="unmanaged",
+        companions={"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")},
+        memory_bytes=(1000, 1000),
+    )
+    world.run()
+    assert [p.stage for p in world.scheduler.state.pipelines.values()] == ["finished"] * 3
+    invariants.check(world.scheduler.state)
+
+
+def test_a_companion_that_is_never_submitted_is_not_waited_for_for_ever() -> None:
+    world = World(
+        seed=0,
+        faults=KIND,
+        pipelines=[spec("a", evaluation=None)],
+        policy="unmanaged",
+        companions={"a": ("b",)},
+    )
+    world.run()
+    assert pipeline_of(world, "a").stage == "finished"
+
+
+def test_under_serial_nothing_is_evaluated_before_its_pipelines_turn() -> None:
+    world = World(seed=0, faults=KIND, pipelines=[spec("a"), spec("b")], policy="serial")
+    world.run()
+    order = [
+        command.worker.id.partition(".")[0]
+        for batch in world.issued
+        for command in batch
+        if isinstance(command, c.MakeGroups | c.Evaluate)
+    ]
+    assert set(order) == {"a", "b"}
+    assert order == sorted(order)

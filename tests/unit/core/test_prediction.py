@@ -171,6 +171,14 @@ def test_what_is_left_follows_the_progress_so_far(
     assert nodes["p/v4/p.rollout0/bulk_decode"].work_s == 6
 
 
+def test_what_is_told_with_the_next_version_is_left_in_full(history: WorkHistory) -> None:
+    # Weights of version 3 were loaded, in the step before: those of version 4 are still to come.
+    observe(history, seen(3, "weight_sync", 0.2), table=CPU)
+    nodes = {n.id: n for n in predict(history, Outlook(pipeline="p", version=3))}
+    for version in (3, 4):
+        assert nodes[f"p/v{version}/p.rollout0/weight_sync"].work_s == pytest.approx(0.2)
+
+
 def test_a_step_has_its_barriers_and_its_weights_lead_to_the_next(history: WorkHistory) -> None:
     nodes = predict(history, Outlook(pipeline="p", version=3))
     after = {n.id.removeprefix("p/"): {b.removeprefix("p/") for b in n.after} for n in nodes}

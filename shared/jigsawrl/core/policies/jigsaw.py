@@ -79,7 +79,8 @@ class Jigsaw(Policy):
 
     def workers(self, state: State, pipeline: Pipeline) -> Collection[str] | None:
         """Those that its step is planned with."""
-        if self._merges and gather.begins(pipeline):
+        # Without prediction fewer workers would always look like less work.
+        if self._merges and self._predicts and gather.begins(pipeline):
             own = dict.fromkeys(t.device for t in pipeline.tenants.values() if t.device is not None)
             budgets = _budgets(state, own)
             here = frozenset(budget.id for budget in budgets)
