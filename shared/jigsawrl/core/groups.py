@@ -184,6 +184,14 @@ def progressed(state: State, pipeline: Pipeline, event: SequencesProgressed) -> 
         else:
             pipeline.note_ref(entry.ref)
             found[1].resume, found[1].num_resumed = entry.ref, entry.num_tokens
+            found[1].resume_version = _newest_version(pipeline, event.worker)
+
+
+def _newest_version(pipeline: Pipeline, worker: Worker) -> int:
+    """That a worker can have by now: it may have loaded what it was told to load and not said so."""
+    tenant = pipeline.tenants[worker.id]
+    told = -1 if tenant.loading is None else tenant.loading[1]
+    return max(0, told, -1 if tenant.version is None else tenant.version)
 
 
 def finished(state: State, pipeline: Pipeline, event: SequencesFinished) -> None:

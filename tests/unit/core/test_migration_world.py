@@ -1,7 +1,7 @@
 """Worlds in which sequences move all the time, kind and hostile: nothing is lost, doubled or stuck."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jigsawrl.contract import commands as c
@@ -58,6 +58,19 @@ def test_in_a_kind_world_no_token_is_made_twice(policy: RandomMoves, max_stalene
     silence=st.sampled_from([0.0, 0.01]),
     restart=st.sampled_from([0.0, 0.01]),
     isolate=st.sampled_from([0.0, 0.02, 0.1]),
+)
+@example(
+    seed=2,
+    merges=True,
+    max_staleness=2,
+    num_workers=2,
+    lose=0.05,
+    repeat=0.0,
+    kill=0.0,
+    fail=0.0,
+    silence=0.0,
+    restart=0.0,
+    isolate=0.02,
 )
 def test_a_hostile_world_in_which_sequences_move_keeps_every_bound_and_replays(
     seed: int,
