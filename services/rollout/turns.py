@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from jigsawrl.bus.base import BusError, NoAnswerError
@@ -85,12 +86,8 @@ async def ask(
 def next_turn(start: SequenceStart, generated: Generated, observation: list[int]) -> SequenceStart:
     """`start`, with all that came behind its prompt, the environment's answer last."""
     num = len(observation)
-    return SequenceStart(
-        key=start.key,
-        group=start.group,
-        seed=start.seed,
-        prompt=start.prompt,
-        max_new_tokens=start.max_new_tokens,
+    return msgspec.structs.replace(
+        start,
         tokens=(*generated.tokens, *observation),
         logprobs=(*generated.logprobs, *[0.0] * num),
         versions=(*generated.versions, *[-1] * num),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import torch
 from engine_samples import engine_of, load, reference_logprobs, run, tiny_model
 
@@ -27,6 +28,17 @@ def test_each_turn_has_the_whole_budget() -> None:
     assert second.versions == [0] * 5 + [-1] * 2 + [0] * 5
     assert second.own_versions == [0] * 10
     assert second.logprobs[:7] == [*first.logprobs, 0.0, 0.0]
+
+
+def test_a_later_turn_asks_for_what_the_first_one_did() -> None:
+    first = run(engine_of(tiny_model(), max_new_tokens=5), [START])["a"]
+    asked = SequenceStart(
+        key="a", group="g", seed=11, prompt=(3, 9, 2), longest_first=True, max_new_tokens=5
+    )
+    then = next_turn(asked, first, SAID)
+    so_far = {name: getattr(then, name) for name in ("tokens", "logprobs", "versions")}
+    assert then == msgspec.structs.replace(asked, **so_far)
+    assert then.tokens == (*first.tokens, *SAID)
 
 
 def test_log_probs_of_a_later_turn_are_those_after_all_before_it() -> None:
