@@ -153,24 +153,6 @@ class Graph:
         return max(bound_s, self.critical_path_s())
 
 
-def around(nodes: Iterable[Node], *, devices: Collection[str]) -> tuple[Node, ...]:
-    """Those nodes that a decision on `devices` can matter to: of the pipelines that live there, of
-    those that share a device with them, and so on. A decision then costs what its placement group
-    does, not what the cluster does."""
-    given = list(nodes)
-    lives_on: dict[str, set[str]] = {}
-    for node in given:
-        places = lives_on.setdefault(node.pipeline, set())
-        places.update(node.movable_to, () if node.device is None else (node.device,))
-    reached, found, growing = set(devices), set[str](), True
-    while growing:
-        new = {name for name, at in lives_on.items() if name not in found and at & reached}
-        found |= new
-        reached = reached.union(*(lives_on[name] for name in new))
-        growing = bool(new)
-    return tuple(node for node in given if node.pipeline in found)
-
-
 def _check_ids(nodes: list[Node], devices: Collection[str]) -> None:
     ids = {node.id for node in nodes}
     if len(ids) < len(nodes):

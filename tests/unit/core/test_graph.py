@@ -2,7 +2,7 @@
 
 import pytest
 
-from jigsawrl.core.graph import DeviceBudget, Graph, Node, around
+from jigsawrl.core.graph import DeviceBudget, Graph, Node
 from tests.unit.core.graphs import graph, node
 
 
@@ -35,19 +35,6 @@ def test_the_critical_path_is_the_longest_chain_of_work() -> None:
 def test_tails_that_can_share_a_batch_bound_nothing_together() -> None:
     tails = [node(f"a.{i}", "d0", 4, kind="tail_decode") for i in range(3)]
     assert graph(*tails).lower_bound_s() == 4
-
-
-def test_a_decision_is_about_the_pipelines_that_meet_on_its_devices() -> None:
-    nodes = [
-        node("a.1", "d0", 1),
-        node("a.2", None, 1),
-        node("b.1", "d0", 1),
-        node("b.2", "d1", 1),
-        node("c.1", "d1", 1),
-        node("d.1", "d2", 1),
-    ]
-    assert [n.id for n in around(nodes, devices=["d0"])] == ["a.1", "a.2", "b.1", "b.2", "c.1"]
-    assert [n.id for n in around(nodes, devices=["d2"])] == ["d.1"]
 
 
 @pytest.mark.parametrize(
