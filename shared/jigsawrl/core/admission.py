@@ -10,6 +10,7 @@ per sample (prime-rl's sweep at ship), since out-of-order completion may break A
 
 from __future__ import annotations
 
+from jigsawrl.core import tally
 from jigsawrl.core.filtering import trains_smaller
 from jigsawrl.core.groups import end
 from jigsawrl.core.state import Group, Pipeline, Sequence
@@ -40,13 +41,14 @@ def admit(pipeline: Pipeline) -> None:
             pipeline.next_cursor += 1
         number = pipeline.num_admitted
         pipeline.num_admitted += 1
-        pipeline.groups[number] = Group(
+        group = pipeline.groups[number] = Group(
             number=number,
             cursor=cursor,
             data_floor=pipeline.data_sequence,
             sequences=[Sequence(index=i) for i in range(pipeline.spec.group_size)],
         )
-        pipeline.num_waiting += pipeline.spec.group_size
+        for sequence in group.sequences:
+            tally.enter(pipeline, sequence)
         pipeline.to_make.append(number)
 
 

@@ -1,8 +1,9 @@
 """Counts of a pipeline's sequences by what is done with them, kept where they change.
 
-`groups`, `dispatch`, `admission` and `migration` call `leave` before a sequence changes its stage or
-owner, and `enter` after; whoever needs a count then walks no groups, which every decision and every
-sub-stage event would otherwise do. `invariants.check` compares with a full walk.
+`groups` and `dispatch` call `leave` before a sequence changes its stage or owner, and `enter` where it
+then waits or generates; `admission` calls `enter` for new ones. Whoever needs a count then walks no
+groups, which every decision and every sub-stage event would otherwise do. `invariants.check` compares
+with a full walk.
 """
 
 from __future__ import annotations
