@@ -12,6 +12,9 @@ from jigsawrl.core.state import Node, Pipeline, State, Tenant
 SILENCE_S = 10.0
 """Five missed heartbeats: the node is lost, and its workers with it."""
 
+JOIN_GRACE_S = 10.0
+"""After a machine joined: others may be about to, so that nothing is failed for want of devices."""
+
 
 def started(state: State, event: NodeStarted) -> None:
     """A node's boot is up; whatever an older boot ran is gone."""
@@ -20,6 +23,8 @@ def started(state: State, event: NodeStarted) -> None:
     if known is not None and (boot in known.past_boots or (boot == known.boot and known.up)):
         state.num_ignored += 1
         return
+    if known is None:
+        state.joined_s = state.clock.now_s
     past = [] if known is None else [*known.past_boots[-15:], known.boot]
     state.nodes[event.node.id] = Node(
         id=event.node.id,
@@ -67,7 +72,10 @@ def heard(state: State, event: Heartbeat) -> None:
 
 
 def check(state: State) -> None:
-    """Lose the nodes that have been silent for too long."""
+    """Lose the nodes that have been silent for too long, and await no more machines after a while."""
+    if state.joined_s is not None and state.clock.expired(state.joined_s, term_s=JOIN_GRACE_S):
+        state.joined_s = None
+        _touch_queued(state)
     for node in state.nodes.values():
         if node.up and state.clock.expired(node.seen_s, term_s=SILENCE_S):
             node.up = False

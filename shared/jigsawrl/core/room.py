@@ -1,7 +1,8 @@
 """Whether a queued pipeline can ever live on the cluster's devices, and what it waits for if so.
 
 The scheduler fails what fits nowhere, `status` tells what waits. Machines that are down count as
-devices that may come back; before any has been heard of, everything waits.
+devices that may come back; before any has been heard of, and while others may be about to join,
+everything waits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _REMEDIES: dict[Role, str] = {
 
 
 def never_fits(state: State, pipeline: Pipeline) -> str | None:
-    """Why not even an idle cluster could hold it; one line that says what to change."""
+    """Why not even the idle cluster, with all machines that joined, could hold it; one line that says
+    what to change."""
+    if state.joined_s is not None:
+        return None
     devices = of_kind(pipeline, [d for node in state.nodes.values() for d in node.devices])
     if not devices or place(pipeline, devices, Occupancy([]), apart=False) is not None:
         return None

@@ -1,8 +1,7 @@
 """All that the scheduler knows, as plain structs: a snapshot is the MessagePack of `State`.
 
 Only dicts and lists, whose order survives encoding: a scheduler restored from a snapshot must walk
-them in the same order to give the same commands. Other modules of the core change these structs;
-nothing outside it does.
+them in the same order to give the same commands. Nothing outside the core changes these structs.
 """
 
 from __future__ import annotations
@@ -352,7 +351,6 @@ class State(msgspec.Struct):
     """What the policy `jigsaw` decided last."""
     pool: Allotment = msgspec.field(default_factory=Allotment)
     """What the policy `rlix` decided last."""
-
     clock: StreamClock = msgspec.field(default_factory=StreamClock)
     sequence: int = 0
     """Stream sequence of the last message folded."""
@@ -366,6 +364,8 @@ class State(msgspec.Struct):
     dirty: dict[str, bool] = {}
     """Pipelines that an event touched since the last decision (a dict as an ordered set)."""
     nodes: dict[str, Node] = {}
+    joined_s: float | None = None
+    """Stream time at which the newest joined, as long as others may be on their way; see `nodes`."""
     residents: dict[str, list[str]] = {}
     """By device: tenants of active pipelines that the scheduler placed there; see `shares`."""
     undivided: dict[str, bool] = {}

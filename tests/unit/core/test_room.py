@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jigsawrl.contract.events import NodeStarted
+from jigsawrl.contract.message import Worker
 from jigsawrl.contract.spec import Device, MemorySpec, PipelineSpec
 from jigsawrl.core import invariants
+from jigsawrl.core.nodes import JOIN_GRACE_S
 from jigsawrl.core.policies.placement import Occupancy, place
 from jigsawrl.core.state import new_pipeline
 from jigsawrl.core.status import pipeline_status
@@ -32,6 +36,13 @@ def world(*pipelines: PipelineSpec, policy: str = "jigsaw", mib: tuple[int, ...]
         policy=policy,
         memory_bytes=memory_bytes,
     )
+
+
+def join(of: World, mib: int) -> None:
+    """A second machine."""
+    devices = (Device("other", 0, "cpu", mib * MIB),)
+    node = Worker(id="other", boot="o1")
+    of.publish(NodeStarted(id=of.new_id("node"), node=node, devices=devices))
 
 
 def stages(of: World) -> list[str]:
@@ -62,6 +73,24 @@ def test_what_fits_only_apart_but_not_together_is_refused_too() -> None:
     assert "trainer 60 MiB, rollout 60 MiB" in (run.scheduler.state.pipelines["p"].failure or "")
 
 
+def test_what_fits_on_a_machine_that_joins_after_another_waits_for_it() -> None:
+    run = world(needing("big", 200), mib=(100,))
+    run.later(JOIN_GRACE_S - 1, lambda: join(run, 300))
+    run.run_until(lambda: run.now_s > 1000 + JOIN_GRACE_S / 2)
+    assert stages(run) == ["queued"]
+    assert waits(run, "big")[0].startswith("memory: its trainer needs 200 MiB")
+    run.run_until(lambda: stages(run) != ["queued"])
+    assert stages(run) == ["starting"]
+    check_replay(run)
+
+
+def test_what_fits_on_no_machine_is_refused_though_they_join_one_after_another() -> None:
+    run = world(needing("big", 200), mib=(100,))
+    run.later(JOIN_GRACE_S - 1, lambda: join(run, 150))
+    run.run_until(lambda: stages(run) != ["queued"])
+    assert "other/cpu0, has 150 MiB" in (run.scheduler.state.pipelines["big"].failure or "")
+
+
 def test_what_fits_later_waits_says_so_and_is_not_overtaken() -> None:
     run = world(needing("a", 70), needing("b", 60), needing("c", 2), mib=(100, 30))
     run.run_until(lambda: stages(run)[0] == "running")
@@ -82,6 +111,22 @@ def test_a_tenant_goes_where_its_memory_is_though_others_are_emptier() -> None:
     assert places is not None
     where = {one.tenant: one.device for one in places if one.device is not None}
     assert where == {"p.trainer0": "n/cpu0", "p.rollout0": "n/cpu2", "p.rollout1": "n/cpu0"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "needs", "num_rollout_workers"),
+    [((10, 6), (5, 9), 1), ((9, 10, 5), (5, 9), 2), ((8, 11, 12), (3, 4), 7)],
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_small_tenants_leave_large_devices_to_those_that_need_them(
+    sizes: tuple[int, ...], needs: tuple[int, int], num_rollout_workers: int, apart: bool
+) -> None:
+    asked = needing("p", *needs, num_rollout_workers=num_rollout_workers)
+    pipeline = new_pipeline(asked, b"", gang_epoch=0)
+    devices = [Device("n", i, "cpu", size * MIB) for i, size in enumerate(sizes)]
+    occupancy = Occupancy([])
+    assert place(pipeline, devices, occupancy, apart=apart) is not None
+    assert all(occupancy.free_bytes(device) >= 0 for device in devices)
 
 
 def test_ranks_of_a_trainer_find_the_machine_that_holds_them_all() -> None:

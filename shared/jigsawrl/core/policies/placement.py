@@ -7,6 +7,7 @@ Used by the policies when they start a pipeline; moves nothing later.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -26,6 +27,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 ON_DEVICES: tuple[Role, ...] = ("trainer", "rollout", "evaluation")
 """Roles that compute; environment and reward need no device."""
+
+_APART: dict[Role, Role] = {"rollout": "trainer", "trainer": "rollout"}
+"""Whose devices are kept off, whichever of them is placed first."""
 
 
 def devices_for(pipeline: Pipeline, state: State) -> list[Device]:
@@ -88,23 +92,38 @@ def place(
     stand in for tenants of their role. Trainer ranks stay on one machine (they meet through files and
     the loopback interface). With `apart` rollout workers keep off the devices of the pipeline's trainer
     ranks where there are others. None where a tenant is needed and no device has room for it; where the
-    usual order finds none, the roomiest devices are tried first, and each machine for the trainer."""
+    usual order finds none, the roomiest devices are tried first, then the tightest that do, in both
+    orders of roles, and each machine for the trainer."""
     nodes = list(dict.fromkeys(device.node for device in devices))
-    for roomiest in (False, True):
+    for first, by_need in _TRIES:
         for home in (None, *nodes) if pipeline.spec.num_trainer_ranks > 1 else (None,):
-            wish = _Wish(apart=apart, roomiest=roomiest, home=home)
+            wish = _Wish(apart=apart, first=first, by_need=by_need, home=home)
             places = _place(pipeline, devices, occupancy, wish)
             if places is not None:
                 return places
     return None
 
 
+First = Literal["emptiest", "roomiest", "tightest"]
+"""The device with the fewest tenants, with the most memory free, or with the least that is enough."""
+
+_TRIES: tuple[tuple[First, bool], ...] = (
+    ("emptiest", False),
+    ("roomiest", False),
+    ("tightest", False),
+    ("roomiest", True),
+    ("tightest", True),
+)
+"""(first, by_need); the rest leaves room for the large where the first would take it with the small."""
+
+
 class _Wish(msgspec.Struct, frozen=True, kw_only=True):
     """How devices are chosen."""
 
     apart: bool
-    roomiest: bool
-    """That with the most memory free, instead of that with the fewest tenants."""
+    first: First
+    by_need: bool
+    """Who needs most memory chooses first, instead of the trainer."""
     home: str | None
     """The trainer's machine; None = that of its first rank."""
 
@@ -124,6 +143,8 @@ def _place(
         for role, count in _wanted(pipeline)
         for index in range(count - members.get(role, 0))
     ]
+    if wish.by_need:
+        missing.sort(key=lambda one: -memory.of(one[0]) if one[0] in ON_DEVICES else 0)
     for role, index in missing:
         device = _choose(role, devices, occupancy, memory.of(role), placed=places, wish=wish)
         if device is None:
@@ -164,17 +185,18 @@ def _choose(
 ) -> Device | None:
     if role not in ON_DEVICES:
         return devices[0]
-    trained_on = {place.device for place in placed if place.role == "trainer"}
     if role == "trainer":
         home = next((place.node for place in placed if place.role == "trainer"), wish.home)
         devices = [device for device in devices if home in (None, device.node)]
     devices = [device for device in devices if occupancy.free_bytes(device) >= num_bytes]
-    if role == "rollout" and wish.apart:
-        devices = [device for device in devices if device.id not in trained_on] or devices
+    if wish.apart and role in _APART:
+        taken = {place.device for place in placed if place.role == _APART[role]}
+        devices = [device for device in devices if device.id not in taken] or devices
+    sign = {"emptiest": 0, "roomiest": -1, "tightest": 1}[wish.first]
     return min(
         devices,
         key=lambda device: (
-            -occupancy.free_bytes(device) if wish.roomiest else 0,
+            sign * occupancy.free_bytes(device),
             *occupancy.order(device.id, role),
             device,
         ),
