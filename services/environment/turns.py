@@ -10,7 +10,10 @@ number: a sequence that goes on from an older record under newer weights may say
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from jigsawrl.contract.message import Array, message_id
@@ -24,7 +27,10 @@ sequence fails, the others go on. Raised further, an order would fail as a whole
 ever."""
 
 OBSERVE_DEADLINE_S = 10.0
-"""Of the task, beside the delay. One that takes longer fails its sequence, and no other."""
+"""Of the task, from the call on. One that takes longer fails its sequence, and no other."""
+
+OBSERVE_AT_ONCE = 16
+"""Calls of the task under way; those over their deadline don't count."""
 
 NUM_KEPT = 4096
 """Answers that a repeat finds; of older ones it would be thought anew, with the same result."""
@@ -36,11 +42,20 @@ Key = tuple[str, tuple[bytes, ...]]
 class Turns:
     """Of one task."""
 
-    def __init__(self, task: Task, tokenizer: Any, *, delay_s: float) -> None:
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: Any,
+        *,
+        delay_s: float,
+        deadline_s: float = OBSERVE_DEADLINE_S,
+    ) -> None:
         """`delay_s` simulates an environment that thinks for so long."""
         self._task = task
         self._tokenizer = tokenizer
         self._delay_s = delay_s
+        self._deadline_s = deadline_s
+        self._free = asyncio.Semaphore(OBSERVE_AT_ONCE)
         self._answers: dict[Key, asyncio.Task[Array | None]] = {}
         self._given: deque[Key] = deque()
         """Of those the ones that are thought out, oldest first."""
@@ -68,15 +83,31 @@ class Turns:
         texts = [decode(self._tokenizer, turn.tolist()) for turn in query.turns]
         where = f"turn {len(texts)} of sequence {query.sequence}"
         try:
-            async with asyncio.timeout(OBSERVE_DEADLINE_S):
-                text = await asyncio.to_thread(self._task.observe, query.problem, texts)
+            async with self._free, asyncio.timeout(self._deadline_s):
+                text = await _in_own_thread(lambda: self._task.observe(query.problem, texts))
         except TASK_ERRORS as error:
             raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
         except TimeoutError:
-            raise ValueError(f"{where}: the task took over {OBSERVE_DEADLINE_S:g} s") from None
+            raise ValueError(f"{where}: the task took over {self._deadline_s:g} s") from None
         if text is None:
             return None
         tokens = encode(self._tokenizer, text)
         if not tokens:
             raise ValueError(f"{where}: the task answers with an empty text")
         return Array.of("int32", tokens)
+
+
+async def _in_own_thread(call: Callable[[], str | None]) -> str | None:
+    """Nothing ends a thread that hangs. One of a pool would be missing there from then on, and the
+    process would wait for it at its end; this one is left to itself."""
+    said: Future[str | None] = Future()
+    said.set_running_or_notify_cancel()  # so that what comes too late finds a future to go to
+
+    def work() -> None:
+        try:
+            said.set_result(call())
+        except BaseException as error:
+            said.set_exception(error)
+
+    threading.Thread(target=work, name="observe", daemon=True).start()
+    return await asyncio.wrap_future(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +13,7 @@ from jigsawrl.contract.message import Array
 from jigsawrl.contract.requests import TurnQuery
 from jigsawrl.models.tokenizer import build_tokenizer, decode, encode
 from jigsawrl.tasks.sort_digits import SortDigits
-from services.environment.turns import NUM_KEPT, Turns
+from services.environment.turns import NUM_KEPT, OBSERVE_AT_ONCE, Turns
 
 TOKENIZER = build_tokenizer("+-0123456789=")
 
@@ -107,3 +108,28 @@ async def test_a_task_that_fails_or_says_nothing_at_all_is_told_with_its_reason(
         await Turns(task, TOKENIZER, delay_s=0.0).answer(broken)
     with pytest.raises(ValueError, match="asks for a turn before its first one"):
         await Turns(task, TOKENIZER, delay_s=0.0).answer(query())
+
+
+async def test_turns_that_hang_fail_alone_and_other_turns_and_prompts_wait_for_none(
+    task: CountingTask,
+) -> None:
+    go_on = threading.Event()
+
+    class Hanging(CountingTask):
+        def observe(self, fields: dict[str, str], responses: Sequence[str]) -> str | None:
+            if responses[0] == "9":
+                go_on.wait()
+            return super().observe(fields, responses)
+
+    hanging = Hanging()
+    turns = Turns(hanging, TOKENIZER, delay_s=0.0, deadline_s=0.2)
+    asked = [query("9", sequence=f"g/s{number}") for number in range(3 * OBSERVE_AT_ONCE)]
+    try:
+        results = await asyncio.gather(*map(turns.answer, asked), return_exceptions=True)
+        assert [str(result) for result in results] == [
+            f"turn 1 of sequence {one.sequence}: the task took over 0.2 s" for one in asked
+        ]
+        assert await said(turns, query("1243")) == "++--="
+        assert await asyncio.to_thread(hanging.train, 0) == task.train(0)
+    finally:
+        go_on.set()
