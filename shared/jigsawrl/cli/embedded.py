@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 from jigsawrl.bus.base import BusError
@@ -18,10 +18,14 @@ from jigsawrl.bus.server import EmbeddedServer, start_server
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
 from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import Child, Program, StartError, keep_alive
+from jigsawrl.config import PipelineConfig
 
 PROGRAM_GRACE_S = 3.5
 """For scheduler and node together; with the server's part a stop takes less than 5 s. Tenants of a
 node that does not end in time die with it."""
+
+NVIDIA_SMI_TIMEOUT_S = 20.0
+"""A driver that wakes up takes seconds."""
 
 EXIT_POLL_S = 0.1
 """How often a nats-server is looked at; it is no asyncio child."""
@@ -69,17 +73,27 @@ def has_cuda_device() -> bool:
     return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
 
 
-def device_kind() -> str:
-    """As profiles name it: the GPUs' product name where the node would use GPUs, else ``cpu``."""
-    if shutil.which("nvidia-smi") is None:
+def device_kind(
+    configs: Iterable[PipelineConfig], *, timeout_s: float = NVIDIA_SMI_TIMEOUT_S
+) -> str:
+    """As profiles name it: the GPUs' product name where some pipeline may use GPUs that are there, else
+    ``cpu``. Raises `CommandError`."""
+    if all(config.device == "cpu" for config in configs) or shutil.which("nvidia-smi") is None:
         return "cpu"
-    answer = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CommandError(
+            f"nvidia-smi has not named the GPUs within {timeout_s:g} s: see why it hangs, or set device"
+            ' to "cpu"',
+            status=EXIT_BAD_INPUT,
+        ) from None
     names = answer.stdout.split("\n") if answer.returncode == 0 else []
     return next((name.strip() for name in names if name.strip()), "cpu")
 

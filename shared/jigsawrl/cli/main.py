@@ -158,21 +158,21 @@ def _run(arguments: argparse.Namespace) -> int:
         configs,
         policy=policy,
         start_together=arguments.start_together,
-        profile=_profile_of(arguments.profile),
+        profile=_profile_of(arguments.profile, configs),
         runs_folder=arguments.runs_folder or Path("runs"),
         name=arguments.name,
     )
 
 
-def _profile_of(path: Path | None) -> DeviceProfile | None:
-    """Raises `CommandError` for a file that is none, or of other devices than this machine has."""
+def _profile_of(path: Path | None, configs: Sequence[PipelineConfig]) -> DeviceProfile | None:
+    """Raises `CommandError` for a file that is none, or of other devices than the pipelines use."""
     if path is None:
         return None
     from jigsawrl.cli.embedded import device_kind
     from jigsawrl.profile_file import read_profile
 
     try:
-        return read_profile(path, device_kind=device_kind())
+        return read_profile(path, device_kind=device_kind(configs))
     except ValueError as error:
         raise CommandError(f"--profile {error}", status=EXIT_BAD_INPUT) from None
 

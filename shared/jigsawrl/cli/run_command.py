@@ -16,16 +16,24 @@ from pathlib import Path
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import connect
-from jigsawrl.cli.embedded import embedded_system, has_cuda_device
+from jigsawrl.cli.embedded import device_kind, embedded_system, has_cuda_device
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.pipeline_client import PipelineClient, View
 from jigsawrl.cli.plain_view import PlainView
-from jigsawrl.cli.run_folder import Run, lock, make_run_folder, read_run, write_run
+from jigsawrl.cli.run_folder import (
+    PROFILE_FILE,
+    Run,
+    lock,
+    make_run_folder,
+    read_run,
+    write_run,
+)
 from jigsawrl.cli.summary import describe, succeeded, summarize, to_line
 from jigsawrl.cli.supervisor import GaveUpError
 from jigsawrl.config import PipelineConfig
 from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.contract.requests import PipelineStatus, Status
+from jigsawrl.profile_file import read_profile
 
 
 def run(
@@ -59,11 +67,24 @@ def run(
 def resume(folder: Path) -> int:
     """Go on with a run from what its folder holds; the exit status."""
     run, configs = read_run(folder)
+    _check_profile(folder / PROFILE_FILE, configs)
     view = _build_view()
     try:
         return _run_in(folder.resolve(), configs, view, run=run)
     finally:
         view.close()
+
+
+def _check_profile(path: Path, configs: Sequence[PipelineConfig]) -> None:
+    """The run may go on with another machine's devices than it was started with."""
+    if not path.exists():
+        return
+    try:
+        read_profile(path, device_kind=device_kind(configs))
+    except ValueError as error:
+        raise CommandError(
+            f"{error} (the run goes on with the profile that stands there)", status=EXIT_BAD_INPUT
+        ) from None
 
 
 def _run_in(folder: Path, configs: Sequence[PipelineConfig], view: View, *, run: Run) -> int:

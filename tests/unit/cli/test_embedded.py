@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
 
 from jigsawrl.bus.client import connect
-from jigsawrl.cli.embedded import Server, embedded_system
+from jigsawrl.cli.embedded import Server, device_kind, embedded_system
 from jigsawrl.cli.errors import CommandError
 from jigsawrl.cli.supervisor import keep_alive
+from jigsawrl.config import InitModelConfig, PipelineConfig, SortDigitsConfig, TrainerConfig
 
 
 async def test_a_killed_server_comes_back_on_its_port_with_its_store(tmp_path: Path) -> None:
@@ -39,3 +41,40 @@ async def test_a_store_that_can_not_be_written_is_bad_input(tmp_path: Path) -> N
         async with embedded_system(tmp_path, policy="serial"):
             pass
     assert caught.value.status == 2
+
+
+def machine_with_gpus(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as the command can see: by a program of that name."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+def on(device: Literal["auto", "cpu", "cuda"]) -> PipelineConfig:
+    return PipelineConfig(
+        name="p",
+        model=InitModelConfig(),
+        task=SortDigitsConfig(),
+        trainer=TrainerConfig(num_steps=1),
+        device=device,
+    )
+
+
+def test_profiles_are_of_the_devices_that_the_pipelines_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine_with_gpus("echo NVIDIA H1", tmp_path, monkeypatch)
+    assert device_kind([on("cpu"), on("cpu")]) == "cpu"
+    assert device_kind([on("cpu"), on("auto")]) == "NVIDIA H1"
+    assert device_kind([on("cuda")]) == "NVIDIA H1"
+
+
+def test_a_driver_that_hangs_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine_with_gpus("exec sleep 60", tmp_path, monkeypatch)
+    with pytest.raises(CommandError, match="nvidia-smi has not named the GPUs") as caught:
+        device_kind([on("auto")], timeout_s=0.2)
+    assert caught.value.status == 2
+    assert "\n" not in str(caught.value)

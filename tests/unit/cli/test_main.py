@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from jigsawrl.cli.config_file import load_config
 from jigsawrl.cli.errors import CommandError
 from jigsawrl.cli.main import main, require_programs
+from jigsawrl.cli.run_folder import write_run
+from jigsawrl.contract.profile import DeviceProfile, SlowdownProfile
 from tests.unit.cli.files import write_pipeline
 
 HEAVY = ("torch", "transformers", "rich", "tomlkit", "nats", "msgspec", "asyncio")
@@ -109,6 +112,20 @@ def test_a_profile_of_other_devices_or_beside_resume_is_refused_before_anything_
     assert not (tmp_path / "runs").exists()
     assert main(["run", "--resume", str(tmp_path), "--profile", str(profile)]) == 2
     assert "--profile has no effect with --resume" in capsys.readouterr().err
+
+
+def test_a_run_is_not_resumed_with_a_profile_of_other_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(write_pipeline(tmp_path), overrides=["device=cpu"])
+    slowdown = SlowdownProfile(device_kind="NVIDIA H1", source="made up")
+    profile = DeviceProfile(slowdown=slowdown, tail_sequences=8)
+    write_run(tmp_path, [config], policy="serial", start_together=False, profile=profile)
+    assert main(["run", "--resume", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"jigsaw run: {tmp_path}/profile.json: slowdown profile: measured on")
+    assert told.count("\n") == 1
+    assert not (tmp_path / "nats").exists()
 
 
 def test_export_of_what_is_no_run_says_so(
