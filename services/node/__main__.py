@@ -34,7 +34,7 @@ def main() -> int:
         "--runs-folder", required=True, type=Path, help="trainers write into DIR/<pipeline>"
     )
     parser.add_argument("--node", default="node0", help="this node's name")
-    parser.add_argument("--devices", help="choice of devices, for example cpu:0,cpu:1")
+    parser.add_argument("--devices", help="choice of devices: cpu, or for example cpu:0,cpu:1")
     parser.add_argument("--prefix", default="jig", help="first token of all subjects")
     arguments = parser.parse_args()
     configure_logging(service="node")

@@ -10,9 +10,12 @@ import psutil
 
 from jigsawrl.contract.spec import Device
 
+NVIDIA_SMI_TIMEOUT_S = 20.0
+"""A driver that wakes up takes seconds."""
+
 
 def discover(node: str, wanted: str | None = None) -> tuple[Device, ...]:
-    """The devices to register; `wanted` names a choice such as ``cpu:0,cpu:1``.
+    """The devices to register; `wanted` names a choice such as ``cpu:0,cpu:1``, or ``cpu``: all slots.
 
     Raises ValueError for a device that this machine does not have."""
     cores = sorted(os.sched_getaffinity(0))
@@ -21,6 +24,8 @@ def discover(node: str, wanted: str | None = None) -> tuple[Device, ...]:
         f"cpu:{core}": Device(node=node, index=core, kind="cpu", memory_bytes=memory_bytes)
         for core in cores
     }
+    if wanted == "cpu":
+        return tuple(slots.values())
     gpus = {f"cuda:{gpu.index}": gpu for gpu in _gpus(node)}
     if wanted is None:
         return tuple((gpus or slots).values())
@@ -35,13 +40,19 @@ def discover(node: str, wanted: str | None = None) -> tuple[Device, ...]:
 def _gpus(node: str) -> list[Device]:
     if shutil.which("nvidia-smi") is None:
         return []
-    answer = subprocess.run(
-        ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(
+            f"nvidia-smi has not named the GPUs within {NVIDIA_SMI_TIMEOUT_S:g} s: see why it hangs, or"
+            " choose --devices cpu"
+        ) from None
     if answer.returncode != 0:
         return []
     rows = (line.split(",") for line in answer.stdout.splitlines() if line.strip())

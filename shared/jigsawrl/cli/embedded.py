@@ -101,7 +101,7 @@ def device_kind(
 class EmbeddedSystem:
     """The three processes of one run, complete when built."""
 
-    def __init__(self, run_folder: Path, server: Server, *, policy: str) -> None:
+    def __init__(self, run_folder: Path, server: Server, *, policy: str, cpu_only: bool) -> None:
         logs = run_folder / "logs"
         scheduler_folder, node_folder = str(run_folder / "scheduler"), str(run_folder / "node")
         self.url = server.url
@@ -123,6 +123,7 @@ class EmbeddedSystem:
             arguments=(
                 *("--url", server.url, "--state-dir", node_folder),
                 *("--runs-folder", str(run_folder)),
+                *(("--devices", "cpu") if cpu_only else ()),
             ),
             log_path=logs / "node.log",
         )
@@ -142,15 +143,18 @@ class EmbeddedSystem:
 
 
 @contextlib.asynccontextmanager
-async def embedded_system(run_folder: Path, *, policy: str) -> AsyncIterator[EmbeddedSystem]:
-    """Start the system under `run_folder`; stop it at the end, whatever happened, within 5 s."""
+async def embedded_system(
+    run_folder: Path, *, policy: str, cpu_only: bool
+) -> AsyncIterator[EmbeddedSystem]:
+    """Start the system under `run_folder`; stop it at the end, whatever happened, within 5 s. With
+    `cpu_only` the node has CPU slots though there are GPUs."""
     server = Server(run_folder / "nats")
     try:
         await server.start()
     except StartError as error:
         raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
     try:
-        system = EmbeddedSystem(run_folder, server, policy=policy)
+        system = EmbeddedSystem(run_folder, server, policy=policy, cpu_only=cpu_only)
         try:
             await system.scheduler.start()
             await system.node.start()

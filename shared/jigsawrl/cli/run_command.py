@@ -172,7 +172,10 @@ class WatchedRun:
 
     async def run(self) -> int:
         """Start everything, submit, watch to the end, stop everything; the exit status."""
-        async with embedded_system(self.folder, policy=self._run.policy) as system:
+        cpu_only = all(config.device == "cpu" for config in self._configs)
+        async with embedded_system(
+            self.folder, policy=self._run.policy, cpu_only=cpu_only
+        ) as system:
             self._view.on_notice(f"bus: {system.url}")
             supervising = asyncio.create_task(system.supervise(self._view.on_notice))
             driving = asyncio.create_task(self._drive(system.url))

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from jigsawrl.contract.message import Worker
+from jigsawrl.contract.spec import Device
 from jigsawrl.processes import MAX_FAILURES
 from services.node.devices import discover
 from services.node.leftovers import Leftovers
@@ -165,3 +166,16 @@ def test_devices_that_the_machine_lacks_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="cpu:999: not on this machine"):
         discover("n", "cpu:999")
     assert {device.kind for device in discover("n")} <= {"cpu", "cuda"}
+
+
+def test_a_machine_with_gpus_has_those_or_where_asked_its_cpu_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 0, 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert discover("n") == (Device("n", 0, "cuda", 1000 << 20),)
+    slots = discover("n", "cpu")
+    assert [slot.index for slot in slots] == sorted(os.sched_getaffinity(0))
+    assert {slot.kind for slot in slots} == {"cpu"}
