@@ -94,9 +94,7 @@ async def test_rollout_and_evaluation_work_where_the_run_folder_is_hidden(
     async with AsyncExitStack() as last, programs(own_server.url, logs) as start:
         last.push_async_callback(bus.close)
         await start("services.scheduler", "--state-dir", str(tmp_path / "scheduler"))
-        client = PipelineClient(
-            bus, [config], PlainView(lambda line: None), run_id="run", start_together=False
-        )
+        client = PipelineClient(bus, [config], PlainView(lambda line: None), run_id="run")
         running = asyncio.create_task(client.run())
         # No node yet, so the pipeline waits; whoever joins now stands in for a tenant of its role.
         await until(client, lambda status: bool(status.pipelines))

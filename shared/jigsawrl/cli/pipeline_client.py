@@ -60,7 +60,7 @@ class PipelineClient:
         view: View,
         *,
         run_id: str,
-        start_together: bool,
+        start_together: bool = False,
     ) -> None:
         self.status: Status | None = None
         """The last that was heard."""

@@ -58,7 +58,7 @@ async def serving(bus: NatsBus, stand_in: StandIn) -> AsyncIterator[None]:
 
 
 def client(bus: NatsBus, config: PipelineConfig, write: Callable[[str], None]) -> PipelineClient:
-    return PipelineClient(bus, [config], PlainView(write), run_id="run-1", start_together=False)
+    return PipelineClient(bus, [config], PlainView(write), run_id="run-1")
 
 
 async def test_a_run_submits_its_config_and_ends_with_the_pipeline(
@@ -145,9 +145,7 @@ async def test_several_pipelines_are_submitted_in_order_and_watched_until_all_ha
     told = [NOTHING, both({}, {}), both({}, failed), both(FINISHED, failed)]
     stand_in = StandIn(iter(told))
     async with serving(bus, stand_in):
-        running = PipelineClient(
-            bus, [config, other], PlainView(print), run_id="run-1", start_together=False
-        ).run()
+        running = PipelineClient(bus, [config, other], PlainView(print), run_id="run-1").run()
         ended = await asyncio.wait_for(running, 20)
     assert stand_in.submitted == [config, other]
     assert [(p.pipeline, p.state) for p in ended] == [("tiny", "finished"), ("other", "failed")]
