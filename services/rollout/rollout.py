@@ -242,10 +242,10 @@ class Rollout:
         answer = await hand_over(self._context, self._thread, self._turns, self._holdings, command)
         for holding, reason in answer.failed:
             self._fail(holding, reason)
-        await publish_substages(self._context, self._substages, (self._tool_wait,))
         await self._context.bus.publish_event(answer.event)
         for one in answer.event.exported:
             self._holdings.remove(one.sequence, one.epoch)
+        await publish_substages(self._context, self._substages, (self._tool_wait,))
 
     async def _drop(self, sequences: list[str]) -> None:
         """Forget what is no longer held."""
