@@ -45,7 +45,7 @@ def test_in_a_kind_world_no_token_is_made_twice(policy: RandomMoves, max_stalene
     invariants.check(world.scheduler.state)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1 << 32),
     merges=st.booleans(),
