@@ -204,7 +204,20 @@ class Tenants(RolloutTenants):
             )
 
     def _on_evaluate(self, process: Process, command: c.Evaluate) -> None:
-        assert command.manifest in self._world.channels[process.order.pipeline], "purged too early"
+        pipeline = process.order.pipeline
+        if command.manifest not in self._world.channels[pipeline]:
+            current = self._world.scheduler.state.pipelines[pipeline].incarnation
+            assert command.incarnation < current, "purged too early"
+            self._world.say(
+                process,
+                e.EvaluationFailed(
+                    **self._head(process, "not-evaluated"),
+                    incarnation=command.incarnation,
+                    version=command.version,
+                    reason="the weights are gone: a rollback published them anew",
+                ),
+            )
+            return
         event = e.EvaluationFinished(
             **self._head(process, "evaluated"),
             incarnation=command.incarnation,

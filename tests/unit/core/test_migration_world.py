@@ -45,7 +45,7 @@ def test_in_a_kind_world_no_token_is_made_twice(policy: RandomMoves, max_stalene
     invariants.check(world.scheduler.state)
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1 << 32),
     merges=st.booleans(),
@@ -71,6 +71,19 @@ def test_in_a_kind_world_no_token_is_made_twice(policy: RandomMoves, max_stalene
     silence=0.0,
     restart=0.0,
     isolate=0.02,
+)
+@example(
+    seed=820377,
+    merges=False,
+    max_staleness=2,
+    num_workers=2,
+    lose=0.0,
+    repeat=0.0,
+    kill=0.02,
+    fail=0.03,
+    silence=0.01,
+    restart=0.01,
+    isolate=0.1,
 )
 def test_a_hostile_world_in_which_sequences_move_keeps_every_bound_and_replays(
     seed: int,
