@@ -68,7 +68,7 @@ def missing_companion(state: State, pipeline: Pipeline) -> str | None:
     begun, or all of them are ready, have ended, or can't come: one that finds no room would wait for
     this one's, and one that is not submitted soon may never be."""
     waited_s = state.clock.now_s - pipeline.submitted_s
-    if pipeline.num_admitted:
+    if has_begun(pipeline):
         return None
     for name in pipeline.companions:
         other = state.pipelines.get(name)
@@ -81,6 +81,12 @@ def missing_companion(state: State, pipeline: Pipeline) -> str | None:
         elif other.live and not _is_ready(other):
             return f"pipeline {name} to be ready"
     return None
+
+
+def has_begun(pipeline: Pipeline) -> bool:
+    """Something of it was placed."""
+    past_first = pipeline.version is not None and pipeline.version > pipeline.base_version
+    return past_first or bool(pipeline.cuts) or pipeline.placed_since_s is not None
 
 
 def _is_ready(pipeline: Pipeline) -> bool:

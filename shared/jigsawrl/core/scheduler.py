@@ -265,16 +265,10 @@ class Scheduler:
             filtering.filter_uniform(self.state, pipeline)
             batching.cut(pipeline, now_s)
             batching.send(pipeline, outbox)
-            self._admit(pipeline)
+            admission.admit(pipeline)
             dispatch.drop(pipeline, outbox)
             dispatch.make(pipeline, now_s, outbox)
-            dispatch.place(
-                pipeline,
-                now_s,
-                outbox,
-                workers=self._policy.workers(self.state, pipeline),
-                longest_first=self._policy.longest_first(pipeline),
-            )
+            self._place(pipeline, outbox)
             migration.migrate(pipeline, self._policy.moves(self.state, pipeline), now_s, outbox)
             dispatch.score(pipeline, now_s, outbox)
             if pipeline.waits_for is None:
@@ -282,11 +276,18 @@ class Scheduler:
             pipelines.finish(self.state, pipeline)
         nodes.stop_tenants(self.state, pipeline, outbox)
 
-    def _admit(self, pipeline: Pipeline) -> None:
+    def _place(self, pipeline: Pipeline, outbox: Outbox) -> None:
+        """Unless others come first: then the prompts are made meanwhile, which takes no device."""
         missing = pipelines.missing_companion(self.state, pipeline)
         pipeline.waits_for = missing or self._policy.turn(self.state, pipeline)
         if pipeline.waits_for is None:
-            admission.admit(pipeline)
+            dispatch.place(
+                pipeline,
+                self.state.clock.now_s,
+                outbox,
+                workers=self._policy.workers(self.state, pipeline),
+                longest_first=self._policy.longest_first(pipeline),
+            )
 
 
 def _start(state: State, pipeline: Pipeline, start: Start) -> None:

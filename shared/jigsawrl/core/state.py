@@ -200,7 +200,7 @@ class Pipeline(msgspec.Struct):
     """Pipelines that it begins its work together with."""
     stage: PipelineStage = "queued"
     waits_for: str | None = None
-    """Why it may begin no new work now; for people."""
+    """Why nothing of it may be placed now; for people."""
     failure: str | None = None
     tenants: dict[str, Tenant] = {}
     drops: dict[str, list[tuple[str, int]]] = {}

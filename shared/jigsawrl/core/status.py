@@ -87,7 +87,7 @@ def waiting_for(state: State, pipeline: Pipeline) -> list[str]:
     if pipeline.stage == "queued":
         return room.waits_for(state, pipeline)
     causes = [_tenant_wait(t) for t in pipeline.tenants.values() if not t.usable]
-    if pipeline.waits_for is not None and not pipeline.groups:
+    if pipeline.waits_for is not None and _has_more_to_place(pipeline):
         causes.append(pipeline.waits_for)
     if pipeline.version is None:
         return causes or [f"the first weights of {_trainer(pipeline)}"]
@@ -121,10 +121,15 @@ def _work(pipeline: Pipeline) -> list[str]:
     for group in pipeline.groups.values():
         for sequence in group.sequences:
             cause = _sequence_wait(group, sequence)
-            if cause is not None:
+            if cause is not None and not (pipeline.waits_for and sequence.stage == "waiting"):
                 name = ids.sequence_id(pipeline.name, group.number, sequence.index)
                 by_cause.setdefault(cause, []).append(name)
     return causes + [f"{cause} {_some(names)}" for cause, names in by_cause.items()]
+
+
+def _has_more_to_place(pipeline: Pipeline) -> bool:
+    stages = (s.stage for group in pipeline.groups.values() for s in group.sequences)
+    return not pipeline.groups or "waiting" in stages
 
 
 def _sequence_wait(group: Group, sequence: Sequence) -> str | None:

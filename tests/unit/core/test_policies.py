@@ -9,6 +9,7 @@ import pytest
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.core import invariants
+from jigsawrl.core.pipelines import has_begun
 from jigsawrl.core.policies import POLICIES
 from tests.unit.core.queries import issued, pipeline_of
 from tests.unit.core.world import Faults, World, asynchronous, spec
@@ -68,10 +69,10 @@ def test_generation_lives_apart_from_training_where_they_overlap(
 
 def test_the_policy_of_the_leader_decides_from_its_election_on() -> None:
     world = World(seed=0, faults=Faults(), pipelines=[spec("a"), spec("b")])
-    world.run_until(lambda: bool(pipeline_of(world, "a").groups))
-    assert not pipeline_of(world, "b").groups
+    world.run_until(lambda: has_begun(pipeline_of(world, "a")))
+    assert not has_begun(pipeline_of(world, "b"))
     world.publish(e.LeaderElected(id="l2", leader="t", code_version="1", policy="unmanaged"))
-    world.run_until(lambda: bool(pipeline_of(world, "b").groups))
+    world.run_until(lambda: has_begun(pipeline_of(world, "b")))
     assert pipeline_of(world, "a").live
     world.publish(e.LeaderElected(id="l3", leader="u", code_version="9", policy="unheard-of"))
     world.run()

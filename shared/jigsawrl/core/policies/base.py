@@ -40,7 +40,7 @@ class Policy(ABC):
         """Pipelines to start now."""
 
     def turn(self, state: State, pipeline: Pipeline) -> str | None:
-        """None where an active pipeline may begin new work; else what it waits for, for people."""
+        """None where an active pipeline may place sequences; else what it waits for, for people."""
         return None
 
     def workers(self, state: State, pipeline: Pipeline) -> Collection[str] | None:

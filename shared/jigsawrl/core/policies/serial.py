@@ -11,6 +11,7 @@ than trainer ranks, as in AReaL, as long as there are enough.
 
 from __future__ import annotations
 
+from jigsawrl.core.pipelines import has_begun
 from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.starting import start_all
 from jigsawrl.core.state import Pipeline, State
@@ -35,7 +36,7 @@ def one_after_another(state: State, pipeline: Pipeline) -> str | None:
     """The pipeline that comes first of those that still have work on devices, where that is another
     one: what has begun goes on, then the highest priority, then what was submitted first."""
     order = in_order(state.pipelines.values())
-    for other in sorted(order, key=lambda other: not other.num_admitted):
+    for other in sorted(order, key=lambda other: not has_begun(other)):
         if other is pipeline:
             return None
         evaluating = other.evaluation is not None or other.evaluations_due
