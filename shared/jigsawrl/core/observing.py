@@ -59,6 +59,8 @@ def step_ended(pipeline: Pipeline, *, version: int, now_s: float) -> None:
     pipeline.version_s[version] = now_s
     for old in sorted(pipeline.version_s)[:-MAX_VERSIONS]:
         del pipeline.version_s[old]
+    if version <= pipeline.base_version:
+        return  # no step has ended: these weights are what the pipeline began with
     known = pipeline.work.num_steps >= FIRST_JUDGED
     compared = close(pipeline.work, version=version - LATE_STEPS)
     if known:

@@ -27,6 +27,7 @@ OCCASIONAL: frozenset[SubStageKind] = frozenset({"evaluation", "checkpoint"})
 """Kinds that skip steps: a step without them says nothing of their cost."""
 
 LOGPROBS: tuple[SubStageKind, ...] = ("reference_logprobs", "proximal_logprobs")
+GENERATES: frozenset[SubStageKind] = frozenset(GENERATION)
 TRAINING: frozenset[SubStageKind] = frozenset({*LOGPROBS, "forward_backward", "optimizer"})
 
 PARTS: dict[str, tuple[SubStageKind, ...]] = {
@@ -139,6 +140,14 @@ def observe(history: WorkHistory, observation: Observation, *, table: SlowdownTa
     total.num_tokens += observation.num_tokens
 
 
+def expect_generation(history: WorkHistory, tenant: str, *, device: str | None) -> None:
+    """A rollout worker that may not generate for a while: what it would do is told from what others
+    do."""
+    costs = history.tenants.setdefault(tenant, TenantHistory(device)).costs
+    if GENERATES.isdisjoint(costs):
+        costs["tail_decode"] = Cost()
+
+
 def close(history: WorkHistory, *, version: int) -> tuple[Comparison, ...]:
     """The step that started from `version` has ended: average what was observed of versions up to it.
     Returns how far predictions were off; nothing for what had none."""
@@ -209,7 +218,21 @@ def _close_gathered(history: WorkHistory, version: int) -> list[Comparison]:
         if kind in expected and totals:
             compared.append(_comparison(version, plan[0], kind, expected[kind].work_s, mean))
         _average(costs.setdefault(kind, Cost()), mean)
+    _spread(history, num_workers=len(plan))
     return compared
+
+
+def _spread(history: WorkHistory, *, num_workers: int) -> None:
+    """What workers would do that never generated beside all others: as it should be by what so few
+    did."""
+    workers = [t for t in history.tenants.values() if not GENERATES.isdisjoint(t.costs)]
+    unknown = [t for t in workers if all(t.costs[k].work_s is None for k in GENERATES & {*t.costs})]
+    few = [expected_of(history, num_workers=num_workers)] * num_workers
+    for kind, work in gathered(few, num_workers=len(workers)).items() if unknown else ():
+        for tenant in unknown:
+            cost = tenant.costs.setdefault(kind, Cost())
+            cost.work_s, cost.num_iterations = work.work_s, work.num_iterations
+            cost.num_tokens = work.num_tokens
 
 
 def expected_of(history: WorkHistory, *, num_workers: int) -> dict[SubStageKind, Work]:

@@ -9,7 +9,7 @@ from jigsawrl.core.gathering import Work, decode_cost_s, gathered
 from jigsawrl.core.policies.gather import MAX_DEVICES
 from jigsawrl.core.prediction import Outlook, predict
 from jigsawrl.core.slowdown import CPU_SLOT, SlowdownTable
-from jigsawrl.core.work_history import Observation, WorkHistory, close, observe
+from jigsawrl.core.work_history import Observation, WorkHistory, close, expect_generation, observe
 from tests.unit.core.queries import issued
 from tests.unit.core.world import Faults, World, spec
 
@@ -165,6 +165,38 @@ def test_beside_another_pipeline_a_step_may_go_to_one_worker_alone_it_goes_to_al
     )
     single.run()
     assert all(len(workers) == 2 for workers in placed_on(single, "a"))
+
+
+def test_before_any_history_pipelines_generate_on_devices_apart() -> None:
+    for num_pipelines, num_apart in ((2, 2), (3, 2)):
+        names = ["a", "b", "c"][:num_pipelines]
+        world = World(
+            seed=3,
+            faults=Faults(),
+            pipelines=[spec(name, num_steps=2, evaluation=None) for name in names],
+            policy="jigsaw",
+            companions={name: tuple(other for other in names if other != name) for name in names},
+        )
+        world.run()
+        first = [placed_on(world, name)[0] for name in names]
+        assert all(len(workers) == 1 for workers in first)
+        devices = {order.tenant: order.device for order in issued(world, c.StartTenant)}
+        assert len({devices[worker] for workers in first for worker in workers}) == num_apart
+
+
+def test_what_all_workers_would_do_is_told_from_what_one_did() -> None:
+    history = WorkHistory(plans={0: ["p.rollout0"]})
+    for index in (0, 1):
+        expect_generation(history, f"p.rollout{index}", device=f"d{index}")
+    seen(history, 0, "p.rollout0", decode(100, 5000), "bulk_decode")
+    seen(history, 0, "p.rollout0", decode(400, 1600), "tail_decode")
+    close(history, version=0)
+    nodes = predict(history, Outlook(pipeline="p", version=1, workers=()))
+    work_s = {(node.device, node.kind): node.work_s for node in nodes if node.version == 1}
+    spread = decode(100, 1700)  # as many tokens of the tail on each, and half of all
+    for device in ("d0", "d1"):
+        assert work_s[device, "bulk_decode"] == pytest.approx(spread.work_s)
+        assert work_s[device, "tail_decode"] == pytest.approx(decode(400, 1600).work_s)
 
 
 def test_steps_on_more_devices_than_are_judged_go_to_all_workers() -> None:

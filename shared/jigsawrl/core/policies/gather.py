@@ -3,10 +3,15 @@
 Called by `jigsaw` when a synchronous step begins, before its sequences are placed. Beside other
 pipelines fewer workers can be better than all (`core/gathering`); alone they never are. Every choice is
 judged as a decision is: by playing the next steps of the pipelines that live on its devices.
+
+Where one of these has no history yet nothing can be played. Then each of them generates on its part of
+the workers, on devices apart as far as there are enough: a decode iteration over twice the sequences
+costs less than two, so that as long as all generate, this is less work for the same devices.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -16,6 +21,7 @@ from jigsawrl.core.lookahead import MIN_PLAYS, Limits, Listed, Terms, listed
 from jigsawrl.core.play import Position
 from jigsawrl.core.slowdown import SlowdownTable
 from jigsawrl.core.state import Pipeline, State
+from jigsawrl.core.work_history import expect_generation
 
 MAX_DEVICES = 8
 """Steps of pipelines that live on more are not planned: judging one choice costs what its devices do,
@@ -47,14 +53,13 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def begins(pipeline: Pipeline) -> bool:
-    """A step of which nothing is placed yet, nor planned, and that can be predicted. Where batches
-    overlap there is no such moment."""
+    """A step of which nothing is placed yet, nor planned. Where batches overlap there is no such
+    moment."""
     history = pipeline.work
     return (
         pipeline.version is not None
         and pipeline.version not in history.plans
         and pipeline.spec.max_staleness == 0
-        and history.num_steps > 0
         and pipeline.open_cut is None
         and bool(pipeline.groups)
         and all(s.stage == "waiting" for g in pipeline.groups.values() for s in g.sequences)
@@ -67,20 +72,66 @@ def plan(state: State, pipeline: Pipeline, *, predict: Predict, within: Surround
     workers = [t.id for t in pipeline.usable("rollout") if t.device is not None]
     best: tuple[str, ...] = ()
     num_expanded = 0
-    others: list[Node] = []
+    neighbours: list[Pipeline] = []
     if len(workers) > 1 and len(within.budgets) <= MAX_DEVICES:
-        others = [node for other in _neighbours(state, pipeline) for node in predict(other, None)]
-    if others:
-        cost = None
-        for choice in _choices(pipeline, workers, others):
-            found = _judge((*predict(pipeline, choice), *others), pipeline, within)
-            if found is None:
-                break
-            num_expanded += found.num_expanded
-            if cost is None or _clearly_less(found.cost, cost):
-                best, cost = choice, found.cost
+        neighbours = _neighbours(state, pipeline)
+    if any(not one.work.num_steps for one in (pipeline, *neighbours)):
+        best = _part(pipeline, workers, neighbours)
+    elif neighbours:
+        best, num_expanded = _best(pipeline, workers, neighbours, predict=predict, within=within)
     pipeline.work.plans[pipeline.version] = list(best) if len(best) < len(workers) else []
     return num_expanded
+
+
+def _best(
+    pipeline: Pipeline,
+    workers: list[str],
+    neighbours: list[Pipeline],
+    *,
+    predict: Predict,
+    within: Surroundings,
+) -> tuple[tuple[str, ...], int]:
+    """The workers with which all get on best, and the nodes expanded to find them."""
+    best: tuple[str, ...] = ()
+    num_expanded, cost = 0, None
+    others = [node for other in neighbours for node in predict(other, None)]
+    for choice in _choices(pipeline, workers, others) if others else ():
+        found = _judge((*predict(pipeline, choice), *others), pipeline, within)
+        if found is None:
+            break
+        num_expanded += found.num_expanded
+        if cost is None or _clearly_less(found.cost, cost):
+            best, cost = choice, found.cost
+    return best, num_expanded
+
+
+def _part(pipeline: Pipeline, workers: list[str], neighbours: list[Pipeline]) -> tuple[str, ...]:
+    """An equal part of the workers, those first whose devices the others use least: to generate, and
+    where that is equal, to train."""
+    for name in workers:
+        expect_generation(pipeline.work, name, device=pipeline.tenants[name].device)
+    active = [other for other in neighbours if other.stage == "running"]
+    generating = Counter(d for other in active for d in _generating_on(other))
+    training = Counter(
+        tenant.device
+        for other in active
+        for tenant in other.tenants.values()
+        if tenant.role == "trainer"
+    )
+    devices = {name: pipeline.tenants[name].device for name in workers}
+    order = sorted(workers, key=lambda name: (generating[devices[name]], training[devices[name]]))
+    return tuple(order[: max(1, len(workers) // (1 + len(active)))])
+
+
+def _generating_on(pipeline: Pipeline) -> list[str | None]:
+    """Devices of the workers of its newest plan, or of all."""
+    plans = pipeline.work.plans
+    plan = plans[max(plans)] if plans else []
+    return [
+        tenant.device
+        for tenant in pipeline.tenants.values()
+        if tenant.role == "rollout" and (not plan or tenant.id in plan)
+    ]
 
 
 def _neighbours(state: State, pipeline: Pipeline) -> list[Pipeline]:
