@@ -5,6 +5,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 EXAMPLE ?= examples/sort-digits.toml
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of processes: none of them should compile all modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 run: install
 	$(VENV)/bin/jigsaw run $(EXAMPLE)
