@@ -41,6 +41,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """From the moment when all processes were warm to the last version of the last pipeline."""
     finish_s: dict[str, float]
     """By pipeline, from that moment to its last version."""
+    step_s: dict[str, list[float]]
+    """By pipeline, of each step: from version to version, the first from its first work."""
     gap_s: float
     """Longest time between the last version of one pipeline and the first work of the next one, where
     that came after it."""
@@ -131,6 +133,9 @@ def measure(run_folder: Path, summary: dict[str, Any], *, cpu_s: float) -> Measu
     return Measured(
         makespan_s=max(finish_s.values()),
         finish_s=finish_s,
+        step_s={
+            name: _steps_s(begin_s[name] + warm_s, published[name].values()) for name in pipelines
+        },
         gap_s=_longest_gap(begin_s, finish_s),
         busy_s=sum(span.cpu_s or 0.0 for _, _, span in spans if span.started_s >= warm_s),
         num_devices=len(working),
@@ -159,6 +164,12 @@ def _longest_gap(begin_s: dict[str, float], finish_s: dict[str, float]) -> float
     order = sorted(begin_s, key=lambda name: begin_s[name])
     pairs = itertools.pairwise(order)
     return max((begin_s[after] - finish_s[before] for before, after in pairs), default=0.0)
+
+
+def _steps_s(begin_s: float, published_s: Iterable[float]) -> list[float]:
+    """The weights that a pipeline begins with end no step."""
+    ends_s = [begin_s, *sorted(published_s)[1:]]
+    return [after - before for before, after in itertools.pairwise(ends_s)]
 
 
 def _wait_s(name: str, spans: list[tuple[str, str, SubStage]]) -> float:
