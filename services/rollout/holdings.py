@@ -134,21 +134,14 @@ def start_of(
     longest_first: bool = False,
 ) -> SequenceStart:
     """How the engine begins a sequence: from its prompt, or from a partial record."""
+    start = SequenceStart(
+        key=sequence, group=group, seed=seed, prompt=tuple(prompt), longest_first=longest_first
+    )
     if resume is None:
-        return SequenceStart(
-            key=sequence,
-            group=group,
-            seed=seed,
-            prompt=tuple(prompt),
-            longest_first=longest_first,
-        )
+        return start
     first = resume.num_prompt_tokens
-    return SequenceStart(
-        key=sequence,
-        group=group,
-        seed=seed,
-        prompt=tuple(prompt),
-        longest_first=longest_first,
+    return msgspec.structs.replace(
+        start,
         tokens=tuple(resume.tokens.tolist()[first:]),
         logprobs=tuple(resume.logprobs.tolist()[first:]),
         versions=tuple(resume.versions.tolist()[first:]),
