@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 
 import psutil
 
 from jigsawrl.contract.spec import Device
-
-NVIDIA_SMI_TIMEOUT_S = 20.0
-"""A driver that wakes up takes seconds."""
+from jigsawrl.devices.gpus import find_gpus
 
 
 def discover(node: str, wanted: str | None = None) -> tuple[Device, ...]:
@@ -26,7 +22,12 @@ def discover(node: str, wanted: str | None = None) -> tuple[Device, ...]:
     }
     if wanted == "cpu":
         return tuple(slots.values())
-    gpus = {f"cuda:{gpu.index}": gpu for gpu in _gpus(node)}
+    gpus = {
+        f"cuda:{gpu.index}": Device(
+            node=node, index=gpu.index, kind="cuda", memory_bytes=gpu.memory_bytes
+        )
+        for gpu in find_gpus(otherwise="choose --devices cpu")
+    }
     if wanted is None:
         return tuple((gpus or slots).values())
     known = slots | gpus
@@ -35,28 +36,3 @@ def discover(node: str, wanted: str | None = None) -> tuple[Device, ...]:
         if name not in known:
             raise ValueError(f"--devices {name}: not on this machine; it has {', '.join(known)}")
     return tuple(known[name] for name in names)
-
-
-def _gpus(node: str) -> list[Device]:
-    if shutil.which("nvidia-smi") is None:
-        return []
-    try:
-        answer = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=NVIDIA_SMI_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ValueError(
-            f"nvidia-smi has not named the GPUs within {NVIDIA_SMI_TIMEOUT_S:g} s: see why it hangs, or"
-            " choose --devices cpu"
-        ) from None
-    if answer.returncode != 0:
-        return []
-    rows = (line.split(",") for line in answer.stdout.splitlines() if line.strip())
-    return [
-        Device(node=node, index=int(index), kind="cuda", memory_bytes=int(mib) * 1024**2)
-        for index, mib in rows
-    ]

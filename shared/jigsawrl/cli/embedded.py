@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
@@ -19,13 +17,11 @@ from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
 from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import Child, Program, StartError, keep_alive
 from jigsawrl.config import PipelineConfig
+from jigsawrl.devices.gpus import NVIDIA_SMI_TIMEOUT_S, find_gpus
 
 PROGRAM_GRACE_S = 3.5
 """For scheduler and node together; with the server's part a stop takes less than 5 s. Tenants of a
 node that does not end in time die with it."""
-
-NVIDIA_SMI_TIMEOUT_S = 20.0
-"""A driver that wakes up takes seconds."""
 
 EXIT_POLL_S = 0.1
 """How often a nats-server is looked at; it is no asyncio child."""
@@ -78,24 +74,13 @@ def device_kind(
 ) -> str:
     """As profiles name it: the GPUs' product name where some pipeline may use GPUs that are there, else
     ``cpu``. Raises `CommandError`."""
-    if all(config.device == "cpu" for config in configs) or shutil.which("nvidia-smi") is None:
+    if all(config.device == "cpu" for config in configs):
         return "cpu"
     try:
-        answer = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CommandError(
-            f"nvidia-smi has not named the GPUs within {timeout_s:g} s: see why it hangs, or set device"
-            ' to "cpu"',
-            status=EXIT_BAD_INPUT,
-        ) from None
-    names = answer.stdout.split("\n") if answer.returncode == 0 else []
-    return next((name.strip() for name in names if name.strip()), "cpu")
+        gpus = find_gpus(otherwise='set device to "cpu"', timeout_s=timeout_s)
+    except ValueError as error:
+        raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
+    return gpus[0].name if gpus else "cpu"
 
 
 class EmbeddedSystem:

@@ -172,7 +172,7 @@ def test_a_machine_with_gpus_has_those_or_where_asked_its_cpu_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 0, 1000\n")
+    program.write_text("#!/bin/sh\necho 0, 1000, NVIDIA H1\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert discover("n") == (Device("n", 0, "cuda", 1000 << 20),)

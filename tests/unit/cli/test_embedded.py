@@ -64,7 +64,7 @@ def on(device: Literal["auto", "cpu", "cuda"]) -> PipelineConfig:
 def test_profiles_are_of_the_devices_that_the_pipelines_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine_with_gpus("echo NVIDIA H1", tmp_path, monkeypatch)
+    machine_with_gpus("echo 0, 1000, NVIDIA H1", tmp_path, monkeypatch)
     assert device_kind([on("cpu"), on("cpu")]) == "cpu"
     assert device_kind([on("cpu"), on("auto")]) == "NVIDIA H1"
     assert device_kind([on("cuda")]) == "NVIDIA H1"
