@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jigsawrl.config import InitModelConfig, PathModelConfig, PipelineConfig
 from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES, MAX_WEIGHT_BYTES
+from jigsawrl.memory import DTYPE_BYTES, MAX_PROMPT_TOKENS, shape_of
 
 BYTES_PER_TOKEN = 13
 """Of a sequence record: token, log-prob and version of 4 bytes each, loss mask of 1."""
@@ -21,12 +22,6 @@ TEXT_BYTES_PER_TOKEN = 8
 
 RECORD_OVERHEAD_BYTES = 2048
 """Ids, keys, headers and JetStream's own bytes of one record."""
-
-MAX_PROMPT_TOKENS = 8192
-"""Assumed where the checkpoint does not bound it for us."""
-
-MAX_VOCABULARY = 1024
-"""Of a character tokenizer."""
 
 STATE_BYTES_PER_GROUP = 64
 STATE_BYTES_PER_SEQUENCE = 64
@@ -122,6 +117,4 @@ def _model_bytes(config: PipelineConfig) -> int:
         files = [file.stat().st_size for file in Path(model.path).glob("*.safetensors")]
         # Half-precision checkpoints may be trained and published in float32.
         return 2 * sum(files) if files else MAX_WEIGHT_BYTES
-    attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * model.hidden_size
-    layer = attention + 3 * model.hidden_size * model.intermediate_size + 4 * model.hidden_size
-    return 4 * (2 * MAX_VOCABULARY * model.hidden_size + model.num_layers * layer)
+    return shape_of(model).parameters * DTYPE_BYTES["float32"]

@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from services.rollout.engine.base import Generated, SequenceStart, Work
+from services.rollout.engine.lengths import DrawnLengths
 from services.rollout.engine.sampling import Sampling
 from services.rollout.engine.torch_engine import TorchEngine
 
@@ -66,6 +67,7 @@ def engine_of(
     device: str = "cpu",
     deterministic: bool = False,
     tail_sequences: int | None = None,
+    lengths: DrawnLengths | None = None,
     **sampling: Any,
 ) -> TorchEngine:
     """An engine with the model's weights as version 0."""
@@ -76,6 +78,7 @@ def engine_of(
         dtype=dtype,
         deterministic=deterministic,
         tail_sequences=tail_sequences,
+        lengths=lengths,
     )
     load(engine, model, version=0)
     return engine

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import statistics
 
-import torch
-from engine_samples import groups, load, run, tiny_model
+from engine_samples import engine_of, groups, run, tiny_model
 
 from services.rollout.engine.lengths import DrawnLengths
-from services.rollout.engine.sampling import Sampling
-from services.rollout.engine.torch_engine import TorchEngine
 
 LAW = DrawnLengths(median_tokens=32, p95_tokens=256, max_tokens=512)
 
@@ -31,14 +28,7 @@ def test_each_turn_draws_a_length_of_its_own() -> None:
 
 def test_sequences_end_where_their_seeds_say_and_at_no_stop_token() -> None:
     law = DrawnLengths(median_tokens=6, p95_tokens=20, max_tokens=30)
-    engine = TorchEngine(
-        sampling=Sampling(max_new_tokens=64),
-        max_running=16,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        lengths=law,
-    )
-    load(engine, tiny_model(eos_token_id=3), version=0)
+    engine = engine_of(tiny_model(eos_token_id=3), max_new_tokens=64, lengths=law)
     starts = groups(num_groups=6, group_size=4)
     done = run(engine, starts)
     assert {s.key: len(done[s.key].tokens) for s in starts} == {

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import torch
-from engine_samples import engine_of, load, reference_logprobs, run, tiny_model
+from engine_samples import engine_of, reference_logprobs, run, tiny_model
 
 from services.rollout.engine.base import Generated, SequenceStart
 from services.rollout.engine.lengths import DrawnLengths
-from services.rollout.engine.sampling import Sampling
 from services.rollout.engine.torch_engine import TorchEngine
 from services.rollout.turns import next_turn
 
@@ -67,14 +66,7 @@ def test_a_later_turn_that_moves_half_done_has_the_bits_of_one_that_stayed() -> 
 
 def test_drawn_lengths_are_those_of_each_turn() -> None:
     law = DrawnLengths(median_tokens=6, p95_tokens=20, max_tokens=30)
-    engine = TorchEngine(
-        sampling=Sampling(max_new_tokens=64),
-        max_running=4,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        lengths=law,
-    )
-    load(engine, tiny_model(eos_token_id=3), version=0)
+    engine = engine_of(tiny_model(eos_token_id=3), max_new_tokens=64, lengths=law)
     first, second = two_turns(engine)
     assert len(first.tokens) == law.of(START.seed)
     assert len(second.own_versions) == law.of(START.seed) + law.of(START.seed, turn=1)
