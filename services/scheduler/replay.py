@@ -7,46 +7,29 @@ snapshot, which gives the same commands byte for byte.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from jigsawrl.contract.codec import EVENTS, UndecodableError
 from jigsawrl.contract.commands import Command
-from jigsawrl.core.scheduler import Scheduler
-from services.scheduler.segments import read_segments
-from services.scheduler.snapshots import read_snapshot
+from services.scheduler.recorded import events_after, scheduler_at
 
 
 def replay(folder: Path, *, after: int = 0) -> Iterator[Command]:
     """Every command that the messages after `after` led to, in order; `after` is 0 or the sequence
     of a snapshot. Raises ValueError where the folder lacks one of them."""
-    scheduler = Scheduler()
-    if after:
-        snapshot = read_snapshot(folder / "snapshots", after)
-        scheduler = Scheduler.restore(snapshot.state)
-    events = folder / "events"
-    expected = after + 1
-    for entry in read_segments(events):
-        if entry.sequence <= after:
-            continue
-        if entry.sequence != expected:
-            raise ValueError(
-                f"{events} lacks messages {expected} to {entry.sequence - 1}: give the folder of a"
-                " run whose segment files are complete, or a later snapshot with --after"
-            )
-        expected += 1
-        try:
-            event = EVENTS.decode(entry.payload)
-        except UndecodableError:
-            continue  # The live leader skipped it as a dead letter, too.
-        yield from scheduler.handle(event, timestamp_s=entry.timestamp_s, sequence=entry.sequence)
-    if expected == after + 1:
+    scheduler = scheduler_at(folder, after)
+    recorded = events_after(folder, after)
+    first = next(recorded, None)
+    if first is None:
         raise ValueError(
-            f"{events} holds no messages after {after}: give the state folder of a run"
+            f"{folder / 'events'} holds no messages after {after}: give the state folder of a run"
         )
+    for event, timestamp_s, sequence in itertools.chain([first], recorded):
+        yield from scheduler.handle(event, timestamp_s=timestamp_s, sequence=sequence)
 
 
 def main() -> None:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from jigsawrl.contract.codec import EVENTS, UndecodableError
 from jigsawrl.contract.events import (
     Event,
     SequencesExported,
@@ -26,7 +24,7 @@ from jigsawrl.contract.events import (
     WorkerStarted,
 )
 from jigsawrl.contract.message import Worker
-from services.scheduler.segments import read_segments
+from services.scheduler.recorded import events_of
 
 NO_DEVICE = "no device"
 """Where tenants that need none are shown."""
@@ -115,17 +113,9 @@ def _name(kind: str, name: str, **place: int) -> dict[str, Any]:
 def trace(folder: Path) -> list[dict[str, Any]]:
     """Trace events of a scheduler's state folder; raises ValueError for a damaged one."""
     made = Trace()
-    for event, timestamp_s in _recorded(folder / "events"):
+    for event, timestamp_s, _ in events_of(folder):
         made.add(event, timestamp_s=timestamp_s)
     return made.events
-
-
-def _recorded(folder: Path) -> Iterator[tuple[Event, float]]:
-    for entry in read_segments(folder):
-        try:
-            yield EVENTS.decode(entry.payload), entry.timestamp_s
-        except UndecodableError:
-            continue
 
 
 def main() -> int:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from jigsawrl.contract.codec import EVENTS
 from jigsawrl.contract.events import SequencesExported, SharesApplied
-from services.scheduler.recorded import last_state
-from services.scheduler.segments import read_segments
+from services.scheduler.recorded import events_of, last_state
 from tests.integration.live_run import LiveRun, conserved
 from tests.integration.test_exactness import EXACT, fingerprint_of, learned
 
@@ -102,8 +100,7 @@ def test_hundreds_of_moves_and_changed_shares_change_no_bit(
     assert all(p["num_tokens_again"] == 0 for p in pipelines)
     moved = dict.fromkeys(NAMES, 0)
     divisions: dict[str, list[dict[str, tuple[float, float]]]] = {}
-    for entry in read_segments(live.run_folder / "scheduler" / "events"):
-        event = EVENTS.decode(entry.payload)
+    for event, _, _ in events_of(live.run_folder / "scheduler"):
         if isinstance(event, SequencesExported) and event.pipeline is not None:
             moved[event.pipeline] += len(event.exported)
         if isinstance(event, SharesApplied):

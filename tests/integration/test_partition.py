@@ -16,12 +16,12 @@ from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.cli.config_file import load_config
 from jigsawrl.cli.pipeline_client import PipelineClient
 from jigsawrl.cli.plain_view import PlainView
-from jigsawrl.contract.codec import EVENTS, encode
+from jigsawrl.contract.codec import encode
 from jigsawrl.contract.commands import Command, Drop, MigrateSequences, PlaceSequences
 from jigsawrl.contract.events import SequencesExported, SequencesFinished
 from jigsawrl.core.migration import EXPORT_LEASE_S
+from services.scheduler.recorded import events_of
 from services.scheduler.replay import replay
-from services.scheduler.segments import read_segments
 from tests.integration.proxy import proxy_to
 from tests.integration.test_exactness import fingerprint, fingerprint_of
 from tests.integration.test_isolation import programs, until
@@ -115,8 +115,7 @@ def late_entries(state: Path, commands: list[Command]) -> set[tuple[str, int]]:
                 placed.setdefault(placement.sequence, []).append((at, placement.epoch))
     exported: set[tuple[str, int]] = set()
     finished: set[tuple[str, int]] = set()
-    for entry in read_segments(state / "events"):
-        event = EVENTS.decode(entry.payload)
+    for event, _, sequence in events_of(state):
         if not isinstance(event, SequencesExported | SequencesFinished) or event.worker.id != FAR:
             continue
         told = event.exported if isinstance(event, SequencesExported) else event.finished
@@ -124,8 +123,7 @@ def late_entries(state: Path, commands: list[Command]) -> set[tuple[str, int]]:
             (one.sequence, one.epoch)
             for one in told
             if any(
-                at < entry.sequence and epoch > one.epoch
-                for at, epoch in placed.get(one.sequence, ())
+                at < sequence and epoch > one.epoch for at, epoch in placed.get(one.sequence, ())
             )
         }
         (exported if isinstance(event, SequencesExported) else finished).update(late)
