@@ -8,11 +8,9 @@ they end, and one sequence at a time, where padding weighs most.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable
 
 import msgspec
 import torch
@@ -29,6 +27,7 @@ from loadgen.bench.engine import (
     run_engine,
     use_one_core,
 )
+from loadgen.bench.output import parser_of, say_of
 from services.rollout.engine.sampling import Sampling
 from services.rollout.engine.torch_engine import TorchEngine
 
@@ -48,11 +47,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadgen.bench.determinism", description=__doc__
-    )
-    parser.add_argument("--json", action="store_true", help="only the last line, one JSON object")
-    say: Callable[[str], None] = (lambda text: None) if parser.parse_args().json else print
+    say = say_of(parser_of("determinism", __doc__).parse_args())
     use_one_core()
     workload = make_workload()
     alone = Workload(workload.prompts[:NUM_ALONE], workload.num_new_tokens[:NUM_ALONE])

@@ -8,7 +8,6 @@ Only wanted tokens count. Pairs alternate in order, so that a busy machine slows
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,6 +23,7 @@ import torch
 from jigsawrl.config import InitModelConfig
 from jigsawrl.models.init import build_model
 from jigsawrl.models.tokenizer import build_tokenizer
+from loadgen.bench.output import parser_of, say_of
 from services.rollout.engine.base import SequenceStart
 from services.rollout.engine.sampling import Sampling
 from services.rollout.engine.torch_engine import TorchEngine
@@ -96,9 +96,7 @@ def run_generate(model: Any, workload: Workload, batch_size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadgen.bench.engine", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="only the last line, one JSON object")
-    say: Callable[[str], None] = (lambda text: None) if parser.parse_args().json else print
+    say = say_of(parser_of("engine", __doc__).parse_args())
     use_one_core()
     tokenizer = build_tokenizer(ALPHABET)
     model = build_model(InitModelConfig(), tokenizer, seed=0).eval()

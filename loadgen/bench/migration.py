@@ -9,7 +9,6 @@ core's own part is not in it: it decides in the message that brings the answer, 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,6 +46,7 @@ from jigsawrl.contract.records import GroupRecord, SequenceRecord
 from jigsawrl.models.init import build_model
 from jigsawrl.models.tokenizer import build_tokenizer
 from jigsawrl.models.weights import pack
+from loadgen.bench.output import Say, parser_of, say_of
 
 SIZES = ((1, 64), (1, 256), (1, 1024), (8, 256))
 """(sequences moved together, tokens that each has generated)."""
@@ -260,7 +260,7 @@ async def measure(bench: Bench, num_sequences: int, num_tokens: int) -> Row:
     return Row(num_sequences, num_tokens, move_ms, export_ms, prefill_ms, round(ratio, 3))
 
 
-async def bench_all(folder: Path, say: Callable[[str], None]) -> list[Row]:
+async def bench_all(folder: Path, say: Say) -> list[Row]:
     """Server and workers up, all sizes, everything down."""
     server = await start_server(folder)
     workers: list[subprocess.Popen[bytes]] = []
@@ -296,9 +296,7 @@ def _spawn(worker: Worker, url: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadgen.bench.migration", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="only the last line, one JSON object")
-    say: Callable[[str], None] = (lambda text: None) if parser.parse_args().json else print
+    say = say_of(parser_of("migration", __doc__).parse_args())
     with tempfile.TemporaryDirectory(prefix="jigsaw-migration-") as folder:
         rows = asyncio.run(bench_all(Path(folder), say))
     longest = max(rows, key=lambda row: row.num_tokens)

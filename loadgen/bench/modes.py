@@ -9,14 +9,13 @@ pairs of async over sync trained tokens/s, from version 0 to the end.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
+from loadgen.bench.output import parser_of, say_of
 from loadgen.bench.whole_run import run
 
 PIPELINE = """
@@ -58,9 +57,7 @@ NUM_PAIRS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadgen.bench.modes", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="only the last line, one JSON object")
-    say: Callable[[str], None] = (lambda text: None) if parser.parse_args().json else print
+    say = say_of(parser_of("modes", __doc__).parse_args())
     speeds: dict[str, list[float]] = {"sync": [], "async": []}
     with tempfile.TemporaryDirectory(prefix="jigsaw-modes-") as folder:
         path = Path(folder) / "pipeline.toml"

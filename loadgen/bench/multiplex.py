@@ -18,12 +18,13 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jigsawrl.config import PipelineConfig
 from loadgen.bench import scenario
+from loadgen.bench.output import Say
 from loadgen.bench.whole_run import Measured, run
 
 TWO_RANKS = "trainer.num_ranks=2"
@@ -69,7 +70,7 @@ CANDIDATES = {
 class Bench:
     """Runs sides of one scenario."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, say: Say) -> None:
         self.say = say
         self._folder = folder
         self._num_runs = 0
@@ -149,7 +150,7 @@ def ratios(found: dict[Side, list[Measured]], baseline: Side, ours: Side) -> lis
 def main() -> None:
     options = _options()
     output = sys.stderr if options.json else sys.stdout
-    say: Callable[[str], None] = lambda text: print(text, file=output, flush=True)  # noqa: E731
+    say: Say = lambda text: print(text, file=output, flush=True)  # noqa: E731
     try:
         given = scenario.load(options.scenario)
         pipelines = _configs(given, options)

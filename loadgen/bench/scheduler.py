@@ -18,12 +18,10 @@ through (log devices, log mean decision time) of all rows.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import math
 import statistics
-from collections.abc import Callable
 from random import Random
 
 import msgspec
@@ -32,6 +30,7 @@ from jigsawrl.contract.events import Event
 from jigsawrl.contract.spec import PipelineSpec
 from jigsawrl.core.outlook import Decided
 from loadgen.bench.cluster import Cluster
+from loadgen.bench.output import parser_of, say_of
 
 ROWS = ((8, 2), (8, 4), (64, 8), (64, 16), (1024, 16), (1024, 64))
 """(devices, pipelines)."""
@@ -142,12 +141,11 @@ def measure(num_devices: int, num_pipelines: int, *, num_decisions: int) -> Meas
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadgen.bench.scheduler", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="only the last line, one JSON object")
+    parser = parser_of("scheduler", __doc__)
     parser.add_argument("--rows", help="some of them, as in 8x2,64x8")
     parser.add_argument("--decisions", type=int, default=NUM_DECISIONS, help="measured in each row")
     options = parser.parse_args()
-    say: Callable[[str], None] = (lambda text: None) if options.json else print
+    say = say_of(options)
     chosen = [
         (devices, pipelines)
         for devices, pipelines in ROWS
