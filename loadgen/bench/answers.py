@@ -7,6 +7,7 @@ the number of the next record, which stands for what a real tenant would have st
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from jigsawrl.contract import commands, events, parts
 from jigsawrl.contract.message import Ref, Role, SubStageKind, Worker
@@ -24,6 +25,17 @@ class Answers:
     def _ref(self) -> Ref:
         self._data += 1
         return Ref("D", self._data)
+
+    def _made(self, held: parts.Held, num_tokens: int, version: int) -> dict[str, Any]:
+        """What the end of a sequence and its export tell alike: so many tokens, all of one version."""
+        return {
+            "sequence": held.sequence,
+            "epoch": held.epoch,
+            "ref": self._ref(),
+            "num_tokens": num_tokens,
+            "min_version": version,
+            "max_version": version,
+        }
 
     def started(self, order: commands.StartTenant, *, node: str) -> events.WorkerStarted:
         """A process is up."""
@@ -53,8 +65,7 @@ class Answers:
         trains = role == "trainer"
         return events.WorkerReady(
             id="r",
-            pipeline=pipeline_of(command.worker),
-            worker=command.worker,
+            **_by(command.worker),
             role=role,
             version=0 if trains else None,
             gang_epoch=command.gang_epoch if trains else None,
@@ -64,8 +75,7 @@ class Answers:
         """It generates by them from now on."""
         return events.WeightsLoaded(
             id="l",
-            pipeline=pipeline_of(command.worker),
-            worker=command.worker,
+            **_by(command.worker),
             incarnation=command.incarnation,
             version=command.version,
         )
@@ -79,16 +89,13 @@ class Answers:
                 )
                 for order in command.orders[start : start + size]
             )
-            yield events.GroupsMade(
-                id="m", pipeline=pipeline_of(command.worker), worker=command.worker, made=made
-            )
+            yield events.GroupsMade(id="m", **_by(command.worker), made=made)
 
     def accepted(self, command: commands.PlaceSequences) -> events.SequencesAccepted:
         """All of them."""
         return events.SequencesAccepted(
             id="a",
-            pipeline=pipeline_of(command.worker),
-            worker=command.worker,
+            **_by(command.worker),
             accepted=tuple(parts.Held(p.sequence, p.epoch) for p in command.placements),
         )
 
@@ -98,18 +105,9 @@ class Answers:
         """Of each its tokens and the version that made them."""
         return events.SequencesFinished(
             id="f",
-            pipeline=pipeline_of(worker),
-            worker=worker,
+            **_by(worker),
             finished=tuple(
-                parts.SequenceFinish(
-                    sequence=held.sequence,
-                    epoch=held.epoch,
-                    ref=self._ref(),
-                    finish_reason="stop",
-                    num_tokens=num_tokens,
-                    min_version=version,
-                    max_version=version,
-                )
+                parts.SequenceFinish(finish_reason="stop", **self._made(held, num_tokens, version))
                 for held, num_tokens, version in ended
             ),
         )
@@ -120,8 +118,7 @@ class Answers:
         """How many tokens of each are stored."""
         return events.SequencesProgressed(
             id="p",
-            pipeline=pipeline_of(worker),
-            worker=worker,
+            **_by(worker),
             progress=tuple(
                 parts.SequenceProgress(
                     sequence=held.sequence, epoch=held.epoch, ref=self._ref(), num_tokens=num_tokens
@@ -139,17 +136,9 @@ class Answers:
         """What a source hands over, with its tokens and version, and what it no longer has."""
         return events.SequencesExported(
             id="e",
-            pipeline=pipeline_of(worker),
-            worker=worker,
+            **_by(worker),
             exported=tuple(
-                parts.SequenceExport(
-                    sequence=held.sequence,
-                    epoch=held.epoch,
-                    ref=self._ref(),
-                    num_tokens=num_tokens,
-                    min_version=version,
-                    max_version=version,
-                )
+                parts.SequenceExport(**self._made(held, num_tokens, version))
                 for held, num_tokens, version in handed
             ),
             finished=tuple(gone),
@@ -168,8 +157,7 @@ class Answers:
             )
             yield events.SequencesRewarded(
                 id="w",
-                pipeline=pipeline_of(command.worker),
-                worker=command.worker,
+                **_by(command.worker),
                 rewarded=rewarded,
             )
 
@@ -179,8 +167,7 @@ class Answers:
         """By rank 0."""
         return events.VersionPublished(
             id="v",
-            pipeline=pipeline_of(command.worker),
-            worker=command.worker,
+            **_by(command.worker),
             gang_epoch=command.gang_epoch,
             incarnation=command.incarnation,
             version=version,
@@ -194,8 +181,7 @@ class Answers:
         """Of the version that the cut leads to."""
         return events.CheckpointCommitted(
             id="c",
-            pipeline=pipeline_of(command.worker),
-            worker=command.worker,
+            **_by(command.worker),
             gang_epoch=command.gang_epoch,
             incarnation=command.incarnation,
             version=command.version + 1,
@@ -213,8 +199,7 @@ class Answers:
         """Seconds and tokens by kind."""
         return events.SubStagesEnded(
             id="b",
-            pipeline=pipeline_of(worker),
-            worker=worker,
+            **_by(worker),
             spans=tuple(
                 parts.SubStage(
                     kind=kind,
@@ -228,6 +213,11 @@ class Answers:
                 for kind, duration_s, num_tokens in spent
             ),
         )
+
+
+def _by(worker: Worker) -> dict[str, Any]:
+    """Whose event it is."""
+    return {"pipeline": pipeline_of(worker), "worker": worker}
 
 
 def pipeline_of(worker: Worker) -> str:
