@@ -21,7 +21,7 @@ def doing(state: State, pipeline: Pipeline, tenant: Tenant) -> tuple[str, str]:
         return "idle", "nothing was heard of it for too long: its work went to others"
     if not tenant.ready:
         return "idle", "it sets itself up"
-    kind = phases.current_kinds(pipeline).get(tenant.id)
+    kind = phases.kind_of(pipeline, tenant)
     if tenant.role in ("environment", "reward"):
         return _service(pipeline, tenant)
     if kind is None:
@@ -71,7 +71,7 @@ def _waits(pipeline: Pipeline, tenant: Tenant) -> str:
 def _work(pipeline: Pipeline, tenant: Tenant) -> str:
     """What exactly is done."""
     if tenant.role == "rollout":
-        num = phases.num_generating(pipeline)[tenant.id]
+        num = pipeline.num_generating.get(tenant.id, 0)
         return f"{num} sequences of version {tenant.version}"
     if tenant.role == "trainer" and pipeline.open_cut is not None:
         return f"step to version {pipeline.open_cut.version + 1}"

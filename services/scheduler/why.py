@@ -66,7 +66,7 @@ def took_s(state: State, decision: Decided) -> float | None:
         if end_s is None or end_s < decision.now_s:
             return None
         ends.append(end_s)
-    return max(ends, default=decision.now_s) - decision.now_s if ends else None
+    return max(ends) - decision.now_s if ends else None
 
 
 def _effect(state: State, decisions: list[Decided]) -> Iterator[str]:

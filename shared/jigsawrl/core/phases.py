@@ -13,31 +13,6 @@ from jigsawrl.core.state import Pipeline, Tenant
 BEFORE_CUT: frozenset[SubStageKind] = frozenset({*GENERATION, "reward_wait"})
 
 
-def num_generating(pipeline: Pipeline) -> dict[str, int]:
-    """Sequences that each rollout worker has to generate now."""
-    counts = pipeline.num_generating
-    return {t.id: counts.get(t.id, 0) for t in pipeline.tenants.values() if t.role == "rollout"}
-
-
-def all_placed(pipeline: Pipeline) -> bool:
-    """Nothing that is admitted still waits to be made or placed."""
-    return not pipeline.num_waiting
-
-
-def current_kinds(pipeline: Pipeline) -> dict[str, SubStageKind]:
-    """What each busy tenant does now; idle ones are absent."""
-    kinds: dict[str, SubStageKind] = {
-        name: "tail_decode" if count <= pipeline.tail_sequences else "bulk_decode"
-        for name, count in num_generating(pipeline).items()
-        if count
-    }
-    if pipeline.open_cut is not None:
-        kinds |= {rank.id: "forward_backward" for rank in pipeline.gang}
-    if pipeline.evaluation is not None and pipeline.evaluation.sent_to is not None:
-        kinds[pipeline.evaluation.sent_to.id] = "evaluation"
-    return kinds
-
-
 def kind_of(pipeline: Pipeline, tenant: Tenant) -> SubStageKind | None:
     """What one tenant does now; None where it is idle."""
     if tenant.role == "rollout":
@@ -70,7 +45,7 @@ class Ended:
         self._version = pipeline.version
         self._is_cut = pipeline.open_cut is not None
         overlaps = pipeline.spec.max_staleness > 0
-        self._placed = not overlaps and bool(pipeline.groups) and all_placed(pipeline)
+        self._placed = not overlaps and bool(pipeline.groups) and not pipeline.num_waiting
         self._counts = pipeline.num_generating
         self._tail = pipeline.tail_sequences
 

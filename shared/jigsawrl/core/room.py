@@ -54,10 +54,10 @@ def waits_for(state: State, pipeline: Pipeline) -> list[str]:
     occupancy = Occupancy(others)
     causes = []
     if place(pipeline, devices, occupancy, apart=False) is None:
-        causes.append(_short(pipeline, devices, Occupancy(others)))
-    queued = [p for p in state.pipelines.values() if p.stage == "queued"]
-    ahead = in_order(queued)[: in_order(queued).index(pipeline)]
-    causes += [f"pipeline {one.name}, which is ahead of it, to start" for one in ahead[:1]]
+        causes.append(_short(pipeline, devices, occupancy))
+    first = in_order(p for p in state.pipelines.values() if p.stage == "queued")[0]
+    if first is not pipeline:
+        causes.append(f"pipeline {first.name}, which is ahead of it, to start")
     return causes + [f"pipeline {one.name} to end" for one in others]
 
 
