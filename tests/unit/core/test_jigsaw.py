@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract.events import SubStagesEnded
@@ -14,7 +12,7 @@ from jigsawrl.core import invariants
 from jigsawrl.core.prediction import Outlook, predict
 from jigsawrl.core.status import pipeline_status
 from jigsawrl.core.work_history import median_error
-from tests.unit.core.test_world import check_history, check_replay
+from tests.unit.core.hostile import check_world
 from tests.unit.core.world import Faults, World, asynchronous, spec
 
 
@@ -50,35 +48,7 @@ def test_with_history_it_decides_sets_shares_and_predicts() -> None:
     for pipeline in state.pipelines.values():
         error = median_error(pipeline.errors)
         assert error is not None
-    check_history(world)
-    check_replay(world)
-    invariants.check(state)
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1 << 32),
-    num_pipelines=st.integers(1, 3),
-    max_staleness=st.integers(0, 2),
-    kill=st.sampled_from([0.0, 0.03]),
-    lose=st.sampled_from([0.0, 0.1]),
-    restart=st.sampled_from([0.0, 0.01]),
-)
-def test_a_hostile_world_keeps_conservation_and_replays_under_look_ahead(
-    seed: int, num_pipelines: int, max_staleness: int, kill: float, lose: float, restart: float
-) -> None:
-    faults = Faults(kill_per_s=kill, lose=lose, node_restart_per_s=restart)
-    first = asynchronous(max_staleness, name="p0", num_steps=5)
-    others = [spec(f"p{i}", num_steps=5) for i in range(1, num_pipelines)]
-    world = World(seed=seed, faults=faults, pipelines=[first, *others], policy="jigsaw")
-    world.run()
-    for pipeline in world.scheduler.state.pipelines.values():
-        status = pipeline_status(world.scheduler.state, pipeline)
-        assert status.state == "finished", status.failure
-        assert status.groups.trained == 15
-    check_history(world)
-    check_replay(world)
-    invariants.check(world.scheduler.state)
+    check_world(world)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -126,8 +96,7 @@ def test_longest_first_is_asked_for_where_a_step_waits_for_its_longest_sequence(
         if isinstance(command, c.PlaceSequences)
     }
     assert asked == {("a", True), ("b", False)}
-    check_replay(world)
-    invariants.check(world.scheduler.state)
+    check_world(world)
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])

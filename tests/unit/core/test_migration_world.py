@@ -1,16 +1,15 @@
 """Worlds in which sequences move all the time, kind and hostile: nothing is lost, doubled or stuck."""
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jigsawrl.contract import commands as c
-from jigsawrl.core import invariants
 from jigsawrl.core.policies.shuffle import MAX_MOVES, Shuffle
 from jigsawrl.core.status import pipeline_status
+from tests.unit.core.hostile import check_world, drawing, faults
 from tests.unit.core.movers import Merging, RandomMoves
 from tests.unit.core.rollouts import num_tokens_of
-from tests.unit.core.test_world import check_history, check_replay
 from tests.unit.core.world import Faults, World, asynchronous
 
 
@@ -40,82 +39,55 @@ def test_in_a_kind_world_no_token_is_made_twice(policy: RandomMoves, max_stalene
     if isinstance(policy, Shuffle):
         assert status.num_migrations <= 54 * MAX_MOVES
     check_tokens(world)
-    check_history(world)
-    check_replay(world)
-    invariants.check(world.scheduler.state)
+    check_world(world)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawing(25)
 @given(
     seed=st.integers(0, 1 << 32),
     merges=st.booleans(),
     max_staleness=st.integers(0, 2),
     num_workers=st.integers(2, 4),
-    lose=st.sampled_from([0.0, 0.05, 0.2]),
-    repeat=st.sampled_from([0.0, 0.3]),
-    kill=st.sampled_from([0.0, 0.02, 0.05]),
-    fail=st.sampled_from([0.0, 0.03]),
-    silence=st.sampled_from([0.0, 0.01]),
-    restart=st.sampled_from([0.0, 0.01]),
-    isolate=st.sampled_from([0.0, 0.02, 0.1]),
+    harm=faults(
+        lose=[0.05, 0.2],
+        repeat=[0.3],
+        kill_per_s=[0.02, 0.05],
+        fail_work=[0.03],
+        silence_per_s=[0.01],
+        node_restart_per_s=[0.01],
+        isolate_per_s=[0.02, 0.1],
+    ),
 )
 @example(
     seed=2,
     merges=True,
     max_staleness=2,
     num_workers=2,
-    lose=0.05,
-    repeat=0.0,
-    kill=0.0,
-    fail=0.0,
-    silence=0.0,
-    restart=0.0,
-    isolate=0.02,
+    harm=Faults(lose=0.05, isolate_per_s=0.02),
 )
 @example(
     seed=820377,
     merges=False,
     max_staleness=2,
     num_workers=2,
-    lose=0.0,
-    repeat=0.0,
-    kill=0.02,
-    fail=0.03,
-    silence=0.01,
-    restart=0.01,
-    isolate=0.1,
+    harm=Faults(
+        kill_per_s=0.02,
+        fail_work=0.03,
+        silence_per_s=0.01,
+        node_restart_per_s=0.01,
+        isolate_per_s=0.1,
+    ),
 )
 def test_a_hostile_world_in_which_sequences_move_keeps_every_bound_and_replays(
-    seed: int,
-    merges: bool,
-    max_staleness: int,
-    num_workers: int,
-    lose: float,
-    repeat: float,
-    kill: float,
-    fail: float,
-    silence: float,
-    restart: float,
-    isolate: float,
+    seed: int, merges: bool, max_staleness: int, num_workers: int, harm: Faults
 ) -> None:
-    faults = Faults(
-        lose=lose,
-        repeat=repeat,
-        kill_per_s=kill,
-        fail_work=fail,
-        silence_per_s=silence,
-        node_restart_per_s=restart,
-        isolate_per_s=isolate,
-    )
     pipeline = asynchronous(max_staleness, num_steps=4, num_rollout_workers=num_workers)
     policy = Merging() if merges else RandomMoves()
-    world = World(seed=seed, faults=faults, pipelines=[pipeline], policy=policy)
+    world = World(seed=seed, faults=harm, pipelines=[pipeline], policy=policy)
     world.run()
     status = pipeline_status(world.scheduler.state, world.scheduler.state.pipelines["p"])
     assert status.state == "finished", status.failure
     assert (status.groups.trained, status.groups.in_flight) == (12, 0)
     assert any(isinstance(x, c.MigrateSequences) for batch in world.issued for x in batch) or merges
     check_tokens(world)
-    check_history(world)
-    check_replay(world)
-    invariants.check(world.scheduler.state)
+    check_world(world)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.core import invariants
 from jigsawrl.core.pipelines import has_begun
 from jigsawrl.core.policies import POLICIES
+from jigsawrl.core.status import pipeline_status
+from tests.unit.core.hostile import check_world, drawing, faults
 from tests.unit.core.queries import issued, pipeline_of
 from tests.unit.core.world import Faults, World, asynchronous, spec
 
@@ -31,6 +35,29 @@ def test_under_every_policy_all_pipelines_end_and_nothing_is_lost(policy: str) -
     world.run()
     assert stages(world) == ["finished"] * 3
     invariants.check(world.scheduler.state)
+
+
+@pytest.mark.parametrize("policy", ["rlix", "jigsaw"])
+@drawing(10)
+@given(
+    seed=st.integers(0, 1 << 32),
+    num_pipelines=st.integers(1, 3),
+    max_staleness=st.integers(0, 2),
+    num_ranks=st.integers(1, 2),
+    harm=faults(kill_per_s=[0.03], lose=[0.1], node_restart_per_s=[0.01]),
+)
+def test_in_a_hostile_world_all_pipelines_end_and_nothing_is_lost(
+    policy: str, seed: int, num_pipelines: int, max_staleness: int, num_ranks: int, harm: Faults
+) -> None:
+    first = asynchronous(max_staleness, name="p0", num_steps=5, num_trainer_ranks=num_ranks)
+    others = [spec(f"p{i}", num_steps=5) for i in range(1, num_pipelines)]
+    world = World(seed=seed, faults=harm, pipelines=[first, *others], policy=policy)
+    world.run()
+    for pipeline in world.scheduler.state.pipelines.values():
+        status = pipeline_status(world.scheduler.state, pipeline)
+        assert status.state == "finished", status.failure
+        assert status.groups.trained == 15
+    check_world(world)
 
 
 def test_unmanaged_starts_all_at_once_and_spreads_trainers() -> None:

@@ -10,7 +10,7 @@ from jigsawrl.contract.profile import DeviceProfile, SlowdownProfile, SlowdownRo
 from jigsawrl.core import invariants, profiles
 from jigsawrl.core.outlook import Decided
 from jigsawrl.core.slowdown import CPU_SLOT, TAIL_SEQUENCES
-from tests.unit.core.test_world import check_replay
+from tests.unit.core.hostile import check_replay
 from tests.unit.core.world import Faults, World, spec
 
 PAIR = ("tail_decode", "forward_backward")

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from jigsawrl.contract import commands as c
 from jigsawrl.contract.spec import PipelineSpec
-from jigsawrl.core import invariants
 from jigsawrl.core.policies.rlix import IDLE_SHARE
 from jigsawrl.core.state import State
 from jigsawrl.core.status import pipeline_status
-from tests.unit.core.test_world import check_history, check_replay
-from tests.unit.core.world import Faults, World, asynchronous, spec
+from tests.unit.core.hostile import check_world
+from tests.unit.core.world import Faults, World, spec
 
 
 def world_of(*pipelines: PipelineSpec, seed: int = 0) -> World:
@@ -85,9 +81,7 @@ def test_what_a_shrunk_worker_generates_moves_and_no_token_is_made_twice() -> No
     assert [status.state for status in statuses] == ["finished"] * 3
     assert sum(status.num_migrations for status in statuses) > 10
     assert all(status.num_tokens_again == 0 for status in statuses)
-    check_history(world)
-    check_replay(world)
-    invariants.check(state)
+    check_world(world)
 
 
 def test_new_sequences_go_to_workers_that_have_a_device() -> None:
@@ -102,36 +96,3 @@ def test_new_sequences_go_to_workers_that_have_a_device() -> None:
             moved = any(placement.resume is not None for placement in command.placements)
             name = command.worker.id
             assert moved or name in active[name[0]] or not active[name[0]]
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1 << 32),
-    num_pipelines=st.integers(1, 3),
-    max_staleness=st.integers(0, 2),
-    num_ranks=st.integers(1, 2),
-    kill=st.sampled_from([0.0, 0.03]),
-    lose=st.sampled_from([0.0, 0.1]),
-    restart=st.sampled_from([0.0, 0.01]),
-)
-def test_a_hostile_world_keeps_conservation_and_replays(
-    seed: int,
-    num_pipelines: int,
-    max_staleness: int,
-    num_ranks: int,
-    kill: float,
-    lose: float,
-    restart: float,
-) -> None:
-    faults = Faults(kill_per_s=kill, lose=lose, node_restart_per_s=restart)
-    first = asynchronous(max_staleness, name="p0", num_steps=5, num_trainer_ranks=num_ranks)
-    others = [spec(f"p{i}", num_steps=5) for i in range(1, num_pipelines)]
-    world = World(seed=seed, faults=faults, pipelines=[first, *others], policy="rlix")
-    world.run()
-    for pipeline in world.scheduler.state.pipelines.values():
-        status = pipeline_status(world.scheduler.state, pipeline)
-        assert status.state == "finished", status.failure
-        assert status.groups.trained == 15
-    check_history(world)
-    check_replay(world)
-    invariants.check(world.scheduler.state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jigsawrl.contract.events import NodeStarted
@@ -14,7 +14,7 @@ from jigsawrl.core.nodes import JOIN_GRACE_S
 from jigsawrl.core.policies.placement import Occupancy, place
 from jigsawrl.core.state import new_pipeline
 from jigsawrl.core.status import pipeline_status
-from tests.unit.core.test_world import check_replay
+from tests.unit.core.hostile import check_replay, drawing
 from tests.unit.core.world import Faults, World, spec
 
 MIB = 1 << 20
@@ -142,7 +142,7 @@ def test_ranks_of_a_trainer_find_the_machine_that_holds_them_all() -> None:
     assert occupancy.free_bytes(devices[0]) >= 58 * MIB, "a failed try leaves nothing behind"
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawing(15)
 @given(
     sizes=st.lists(st.integers(10, 100), min_size=1, max_size=3),
     needs=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jigsawrl.contract import commands as c
@@ -23,7 +23,7 @@ from jigsawrl.core.terms import (
     unequal,
 )
 from tests.unit.core.divided import DividedWorld, times_s
-from tests.unit.core.test_world import check_replay
+from tests.unit.core.hostile import check_replay, drawing
 from tests.unit.core.world import Faults, World, spec
 
 NUM_STEPS = 12
@@ -71,7 +71,7 @@ def test_a_higher_priority_runs_nearly_as_fast_as_alone_and_a_lower_one_still_en
     assert low["a"] > max(low[name] for name in "bcd")
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawing(6)
 @given(
     priorities=st.lists(st.integers(-2, 2), min_size=2, max_size=4),
     kill=st.sampled_from([0.0, 0.03]),

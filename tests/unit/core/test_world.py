@@ -1,47 +1,15 @@
 """The scheduler drives simulated worlds, kind and hostile, to their end."""
 
-from collections import Counter
-
-import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from jigsawrl.contract.commands import Command
 from jigsawrl.contract.requests import PipelineStatus
 from jigsawrl.contract.spec import DynamicSamplingSpec, EvaluationSpec
 from jigsawrl.core import invariants
-from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.status import pipeline_status
+from tests.unit.core.hostile import check_world, drawing, encoded, faults
 from tests.unit.core.world import Faults, World, asynchronous, spec
-
-
-def encoded(issued: list[list[Command]]) -> list[bytes]:
-    return [msgspec.msgpack.encode(commands) for commands in issued]
-
-
-def check_history(world: World) -> None:
-    """Each trained group stands in exactly one cut of the surviving history."""
-    for pipeline in world.scheduler.state.pipelines.values():
-        last: dict[int, tuple[str, ...]] = {}
-        for cut in world.cuts:
-            if cut.worker.id.startswith(f"{pipeline.name}."):
-                last[cut.version] = tuple(group.group for group in cut.groups)
-                assert all(len(group.sequences) >= 2 for group in cut.groups)
-        numbers = Counter(int(g.rpartition("/g")[2]) for cut in last.values() for g in cut)
-        assert set(numbers.values()) == {1}
-        assert sorted(numbers) == pipeline.group_fates["trained"].numbers()
-
-
-def check_replay(world: World) -> None:
-    fresh = Scheduler(policies=world.policies)
-    replayed = [fresh.handle(e, timestamp_s=t, sequence=s) for e, t, s in world.log]
-    assert encoded(replayed) == encoded(world.issued)
-    for sequence, snapshot in list(world.snapshots.items())[::7]:
-        restored = Scheduler.restore(snapshot, policies=world.policies)
-        tail = [restored.handle(e, timestamp_s=t, sequence=s) for e, t, s in world.log[sequence:]]
-        assert encoded(tail) == encoded(world.issued[sequence:])
-        assert restored.snapshot() == world.scheduler.snapshot()
 
 
 def test_a_kind_world_trains_every_step_once_and_replays() -> None:
@@ -57,9 +25,7 @@ def test_a_kind_world_trains_every_step_once_and_replays() -> None:
     evaluated = [r.version for r in world.scheduler.state.pipelines["a"].evaluations]
     assert evaluated[0] == 0
     assert evaluated[-1] == 3
-    check_history(world)
-    check_replay(world)
-    invariants.check(world.scheduler.state)
+    check_world(world)
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
@@ -70,8 +36,7 @@ def test_async_trains_every_step_once_within_its_bound(max_staleness: int) -> No
     status = pipeline_status(world.scheduler.state, world.scheduler.state.pipelines["p"])
     assert (status.state, status.version) == ("finished", 8)
     assert (status.groups.trained, status.groups.admitted) == (24, 24), "nothing is thrown away"
-    check_history(world)
-    check_replay(world)
+    check_world(world)
 
 
 def test_async_with_staleness_0_gives_the_commands_of_sync() -> None:
@@ -84,41 +49,28 @@ def test_async_with_staleness_0_gives_the_commands_of_sync() -> None:
     assert encoded(worlds[0].issued) == encoded(worlds[1].issued)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawing(25)
 @given(
     seed=st.integers(0, 1 << 32),
     max_staleness=st.integers(0, 3),
     depth=st.integers(1, 4),
     bound=st.integers(0, 3),
-    kill=st.sampled_from([0.0, 0.02, 0.05]),
-    lose=st.sampled_from([0.0, 0.1]),
-    fail=st.sampled_from([0.0, 0.05]),
-    restart=st.sampled_from([0.0, 0.01]),
+    harm=faults(kill_per_s=[0.02, 0.05], lose=[0.1], fail_work=[0.05], node_restart_per_s=[0.01]),
 )
 def test_a_hostile_world_keeps_every_bound_in_async(
-    seed: int,
-    max_staleness: int,
-    depth: int,
-    bound: int,
-    kill: float,
-    lose: float,
-    fail: float,
-    restart: float,
+    seed: int, max_staleness: int, depth: int, bound: int, harm: Faults
 ) -> None:
-    faults = Faults(kill_per_s=kill, lose=lose, fail_work=fail, node_restart_per_s=restart)
     pipeline = asynchronous(
         max_staleness, sample_bound=bound, pipeline_depth=min(depth, max_staleness + 1), num_steps=5
     )
-    world = World(seed=seed, faults=faults, pipelines=[pipeline])
+    world = World(seed=seed, faults=harm, pipelines=[pipeline])
     world.run()
     status = pipeline_status(world.scheduler.state, world.scheduler.state.pipelines["p"])
     assert status.state == "finished", status.failure
     assert (status.groups.trained, status.num_trained_tokens) == (15, 500)
     if bound >= max_staleness:
         assert status.groups.stale == 0, "a group only moves forward in the queue"
-    check_history(world)
-    check_replay(world)
-    invariants.check(world.scheduler.state)
+    check_world(world)
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
@@ -134,8 +86,7 @@ def test_dynamic_sampling_trains_no_uniform_group_before_its_rule_applies(
     assert status.state == "finished", status.failure
     assert status.groups.trained == 18
     assert status.groups.filtered > 5
-    check_history(world)
-    check_replay(world)
+    check_world(world)
 
 
 def run_out(rule: str, uniform_rewards: float) -> PipelineStatus:
@@ -170,76 +121,52 @@ def test_a_smaller_batch_has_one_group_at_least() -> None:
     assert "no group of 5 has unequal rewards" in (status.failure or "")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawing(25)
 @given(
     seed=st.integers(0, 1 << 32),
-    lose=st.sampled_from([0.0, 0.05, 0.3]),
-    repeat=st.sampled_from([0.0, 0.3]),
-    kill=st.sampled_from([0.0, 0.02, 0.05]),
-    fail=st.sampled_from([0.0, 0.05]),
-    silence=st.sampled_from([0.0, 0.01]),
-    restart=st.sampled_from([0.0, 0.01]),
+    harm=faults(
+        lose=[0.05, 0.3],
+        repeat=[0.3],
+        kill_per_s=[0.02, 0.05],
+        fail_work=[0.05],
+        silence_per_s=[0.01],
+        node_restart_per_s=[0.01],
+    ),
 )
-def test_a_hostile_world_keeps_conservation_and_replays(
-    seed: int, lose: float, repeat: float, kill: float, fail: float, silence: float, restart: float
-) -> None:
-    faults = Faults(
-        lose=lose,
-        repeat=repeat,
-        kill_per_s=kill,
-        fail_work=fail,
-        silence_per_s=silence,
-        node_restart_per_s=restart,
-    )
-    world = World(seed=seed, faults=faults, pipelines=[spec("a"), spec("b")])
+def test_a_hostile_world_keeps_conservation_and_replays(seed: int, harm: Faults) -> None:
+    world = World(seed=seed, faults=harm, pipelines=[spec("a"), spec("b")])
     world.run()
     for pipeline in world.scheduler.state.pipelines.values():
         status = pipeline_status(world.scheduler.state, pipeline)
         assert status.state == "finished", status.failure
         assert (status.groups.trained, status.num_trained_tokens) == (9, 300)
         assert status.groups.in_flight == 0
-    check_history(world)
-    check_replay(world)
-    invariants.check(world.scheduler.state)
+    check_world(world)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawing(25)
 @given(
     seed=st.integers(0, 1 << 32),
     num_ranks=st.integers(2, 3),
     max_staleness=st.integers(0, 2),
-    lose=st.sampled_from([0.0, 0.1]),
-    repeat=st.sampled_from([0.0, 0.3]),
-    kill=st.sampled_from([0.0, 0.02, 0.05]),
-    silence=st.sampled_from([0.0, 0.01]),
-    restart=st.sampled_from([0.0, 0.01]),
+    harm=faults(
+        lose=[0.1],
+        repeat=[0.3],
+        kill_per_s=[0.02, 0.05],
+        silence_per_s=[0.01],
+        node_restart_per_s=[0.01],
+    ),
 )
 def test_a_gang_lives_and_dies_as_one_in_a_hostile_world(
-    seed: int,
-    num_ranks: int,
-    max_staleness: int,
-    lose: float,
-    repeat: float,
-    kill: float,
-    silence: float,
-    restart: float,
+    seed: int, num_ranks: int, max_staleness: int, harm: Faults
 ) -> None:
-    faults = Faults(
-        lose=lose,
-        repeat=repeat,
-        kill_per_s=kill,
-        silence_per_s=silence,
-        node_restart_per_s=restart,
-    )
     pipeline = asynchronous(max_staleness, num_trainer_ranks=num_ranks, num_steps=5)
-    world = World(seed=seed, faults=faults, pipelines=[pipeline])
+    world = World(seed=seed, faults=harm, pipelines=[pipeline])
     world.run()
     status = pipeline_status(world.scheduler.state, world.scheduler.state.pipelines["p"])
     assert status.state == "finished", status.failure
     assert (status.groups.trained, status.groups.in_flight) == (15, 0)
-    check_history(world)
-    check_replay(world)
-    invariants.check(world.scheduler.state)
+    check_world(world)
 
 
 def test_a_group_with_one_survivor_is_trained_where_the_baseline_is_not_its_own() -> None:
@@ -261,9 +188,7 @@ def test_a_trainer_that_dies_often_rolls_back_and_still_ends(seed: int) -> None:
     world.run()
     pipeline = world.scheduler.state.pipelines["a"]
     assert pipeline.stage == "finished"
-    check_history(world)
-    check_replay(world)
-    invariants.check(world.scheduler.state)
+    check_world(world)
 
 
 def test_each_version_is_evaluated_or_skipped_once_whatever_is_rolled_back() -> None:
