@@ -1,12 +1,14 @@
-"""One finished run, shared by the tests that look at what it left behind."""
+"""Finished runs, shared by the tests that look at what they left behind."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from tests.integration.live_run import LiveRun, Recording, record
+from tests.integration.test_exactness import fingerprint, learned, start
 
 
 class FinishedRun:
@@ -24,3 +26,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
         recording = asyncio.run(record(live))
         assert live.wait() == 0, live.story()
         return FinishedRun(live, recording)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the exact pipeline computes in mode sync, with one worker and nothing killed."""
+    with start(tmp_path_factory.mktemp("undisturbed")) as live:
+        return learned(fingerprint(live))

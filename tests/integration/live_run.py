@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -208,11 +209,13 @@ def role_of(command: Sequence[str]) -> str | None:
 
 
 class Recording:
-    """Payloads of commands in the order seen, without repeats, and the process ids of each role."""
+    """Payloads of commands in the order seen, without repeats; of each role its process ids, and the
+    arguments of its first process."""
 
     def __init__(self) -> None:
         self.commands: list[bytes] = []
         self.pids: dict[str, set[int]] = {}
+        self.arguments: dict[str, list[str]] = {}
         self._seen: set[bytes] = set()
 
     async def on_command(self, message: Msg) -> None:
@@ -230,6 +233,8 @@ async def record(live: LiveRun) -> Recording:
     while live.process.poll() is None and time.monotonic() < deadline_s:
         for role, process in live.services().items():
             recording.pids.setdefault(role, set()).add(process.pid)
+            with contextlib.suppress(psutil.Error):  # it has ended
+                recording.arguments.setdefault(role, process.cmdline())
         await asyncio.sleep(POLL_S)
     await client.close()
     return recording

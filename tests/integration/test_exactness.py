@@ -1,11 +1,10 @@
-"""With the deterministic engine a run gives the same bits, whatever was batched, moved or killed."""
+"""With the deterministic engine a run gives the same bits however sequences are batched and placed. The
+same of stops, kills and moves is in `test_resume`, `test_kills` and `test_migration`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from tests.integration.live_run import PIPELINE, LiveRun
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 6
+NUM_STEPS = 24
+"""So many that each process of a run can be killed in a step of its own (`test_kills`)."""
 EXACT = (
     "rollout.engine.deterministic=true",
     "evaluation.enabled=false",
@@ -72,55 +72,10 @@ def learned(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Mode sync, one worker, nothing killed."""
-    with start(tmp_path_factory.mktemp("exact")) as live:
-        return learned(fingerprint(live))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ("mode.type=async", "mode.max_staleness=0"),
-        ("rollout.num_workers=2",),
-        ("rollout.engine.max_running=3",),
-    ],
-    ids=["async-0", "two-workers", "batches-of-3"],
-)
 def test_how_sequences_are_batched_and_placed_changes_no_bit(
-    undisturbed: dict[str, Any], tmp_path: Path, changes: tuple[str, ...]
+    undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
-    with start(tmp_path, *changes) as live:
-        assert fingerprint(live) == undisturbed
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_was_stopped_or_killed_and_resumed_changes_no_bit(
-    undisturbed: dict[str, Any], tmp_path: Path, number: signal.Signals
-) -> None:
-    with start(tmp_path) as live:
-        live.until(lambda: live.num_steps_done() >= 3)
-        live.process.send_signal(number)
-        live.process.wait(10)
-    with LiveRun(tmp_path, resume=True) as live:
-        assert fingerprint(live) == undisturbed
-
-
-def kill_trainer(live: LiveRun) -> None:
-    live.until(lambda: live.num_steps_done() >= 3)
-    live.kill("trainer")
-
-
-def kill_rollout(live: LiveRun) -> None:
-    live.until(lambda: live.num_steps_done() >= 2)
-    live.kill("rollout")
-
-
-@pytest.mark.parametrize("harm", [kill_trainer, kill_rollout])
-def test_a_killed_service_changes_no_bit(
-    undisturbed: dict[str, Any], tmp_path: Path, harm: Callable[[LiveRun], None]
-) -> None:
-    with start(tmp_path) as live:
-        harm(live)
+    """Mode async without staleness, two workers, batches of 3."""
+    changes = ("mode.type=async", "mode.max_staleness=0", "rollout.num_workers=2")
+    with start(tmp_path, *changes, "rollout.engine.max_running=3") as live:
         assert fingerprint(live) == undisturbed

@@ -25,18 +25,6 @@ def assert_ended_well(live: LiveRun, num_steps: int) -> None:
     assert live.num_steps_done() == num_steps
 
 
-def test_a_run_survives_the_death_of_its_scheduler_and_of_its_rollout_worker(
-    tmp_path: Path,
-) -> None:
-    with LiveRun(tmp_path, "trainer.num_steps=12") as live:
-        live.until(lambda: live.num_steps_done() >= 2)
-        live.kill("scheduler")
-        live.until(lambda: live.num_steps_done() >= 4)
-        live.kill("rollout")
-        assert_ended_well(live, 12)
-        assert "scheduler ended with signal SIGKILL; starting it again" in live.stdout
-
-
 async def test_poison_on_the_event_stream_is_counted_and_the_run_goes_on(tmp_path: Path) -> None:
     with LiveRun(tmp_path, "trainer.num_steps=6") as live:
         live.until(lambda: live.num_steps_done() >= 1)
@@ -51,30 +39,30 @@ async def test_poison_on_the_event_stream_is_counted_and_the_run_goes_on(tmp_pat
         assert "dead letters: 2" in live.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_everything_within_five_seconds(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    with LiveRun(tmp_path, "trainer.num_steps=1000") as live:
-        live.until(lambda: live.num_steps_done() >= 1)
-        children = live.process.children(recursive=True)
-        assert len(children) >= 8
-        start_s = time.monotonic()
-        live.process.send_signal(number)
-        assert live.wait() == 128 + number
-        assert time.monotonic() - start_s < 6  # 5 s and the test's own polling
-        _, alive = psutil.wait_procs(children, timeout=2)
-        assert alive == []
-        assert f"stopped by {number.name}" in live.stderr
+def assert_nothing_is_left(live: LiveRun, number: signal.Signals) -> None:
+    """The command gets this signal, and ends with all that it started."""
+    children = live.process.children(recursive=True)
+    assert len(children) >= 8
+    live.process.send_signal(number)
+    live.process.wait(10)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
 
 
-def test_nothing_outlives_a_killed_command(tmp_path: Path) -> None:
+def assert_stops(live: LiveRun, number: signal.Signals) -> None:
+    """A signal that asks stops everything within five seconds."""
+    start_s = time.monotonic()
+    assert_nothing_is_left(live, number)
+    assert time.monotonic() - start_s < 6  # 5 s and the test's own polling
+    assert live.wait() == 128 + number
+    assert f"stopped by {number.name}" in live.stderr
+
+
+def test_a_run_that_is_asked_to_stop_stops_everything(tmp_path: Path) -> None:
+    """By SIGTERM; `test_resume` asks by SIGINT, and kills."""
     with LiveRun(tmp_path, "trainer.num_steps=1000") as live:
         live.until(lambda: live.num_steps_done() >= 1)
-        children = live.process.children(recursive=True)
-        live.process.kill()
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert alive == []
+        assert_stops(live, signal.SIGTERM)
 
 
 def test_a_pipeline_that_can_not_work_ends_with_status_1_and_the_reason(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from jigsawrl.cli.config_file import load_config
 from jigsawrl.cli.pipeline_client import PipelineClient
 from jigsawrl.cli.plain_view import PlainView
 from jigsawrl.contract.requests import Status
-from tests.integration.live_run import NUM_HELD_OUT, NUM_STEPS, PIPELINE, LiveRun
+from tests.integration.live_run import NUM_HELD_OUT, NUM_STEPS, PIPELINE
 
 pytestmark = pytest.mark.slow
 
@@ -30,14 +30,6 @@ def can_unshare() -> bool:
         return subprocess.run(["unshare", "-m", "true"], check=False).returncode == 0
     except OSError:
         return False
-
-
-def test_only_the_trainer_is_told_where_the_run_folder_is(tmp_path: Path) -> None:
-    with LiveRun(tmp_path) as live:
-        for role in ("environment", "reward", "rollout", "evaluation"):
-            told = live.service(role).cmdline()
-            assert not any(str(live.run_folder) in part for part in told)
-        assert str(live.folder) in live.service("trainer").cmdline()
 
 
 @asynccontextmanager

@@ -61,6 +61,13 @@ def test_every_service_is_a_process_of_its_own(finished: FinishedRun) -> None:
     assert len(set(each)) == len(ROLES)
 
 
+def test_only_the_trainer_is_told_where_the_run_folder_is(finished: FinishedRun) -> None:
+    arguments = finished.recording.arguments
+    for role in ("environment", "reward", "rollout", "evaluation"):
+        assert not any(str(finished.live.run_folder) in part for part in arguments[role])
+    assert str(finished.live.folder) in arguments["trainer"]
+
+
 def test_plain_output_has_a_line_for_each_step_and_evaluation(finished: FinishedRun) -> None:
     text = finished.live.stdout
     assert f"of {NUM_STEPS}" in text
