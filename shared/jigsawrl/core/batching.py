@@ -7,12 +7,14 @@ stands in exactly one cut of the surviving history.
 
 from __future__ import annotations
 
-import math
 from itertools import islice
+
+import msgspec
 
 from jigsawrl.contract.commands import BatchCut, TrainedGroup, TrainedSequence
 from jigsawrl.contract.events import SubStagesEnded
 from jigsawrl.contract.message import Ref
+from jigsawrl.contract.parts import SubStage
 from jigsawrl.core import ids, observing
 from jigsawrl.core.admission import drop_stale
 from jigsawrl.core.filtering import trains_smaller
@@ -20,6 +22,10 @@ from jigsawrl.core.ledger import ledger_after
 from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.state import Cut, Group, Pipeline, State, Tenant
 from jigsawrl.core.workers import current
+
+MAX_SPAN_S = 86_400.0
+"""A day: spans are told twice a second or at the end of a phase. Sums of what is below are far from
+what a float can't hold, and a look-ahead over them ends."""
 
 
 def measure(state: State, pipeline: Pipeline, event: SubStagesEnded) -> None:
@@ -29,17 +35,21 @@ def measure(state: State, pipeline: Pipeline, event: SubStagesEnded) -> None:
     if tenant is None:
         state.num_ignored += 1
         return
-    observing.reported(state, pipeline, tenant, event)
+    spans = tuple(filter(_believable, event.spans))
+    state.num_ignored += len(event.spans) - len(spans)
+    observing.reported(state, pipeline, tenant, msgspec.structs.replace(event, spans=spans))
     share = 1.0 if tenant.applied_share is None else tenant.applied_share
-    for span in event.spans:
-        if not 0 <= span.duration_s < math.inf:
-            state.num_ignored += 1
-            continue
+    for span in spans:
         seconds, weighted = pipeline.substages.get(span.kind, (0.0, 0.0))
         pipeline.substages[span.kind] = (
             seconds + span.duration_s,
             weighted + span.duration_s * share,
         )
+
+
+def _believable(span: SubStage) -> bool:
+    """Neither negative, endless nor NaN: what is added to the history is there for good."""
+    return all(0 <= lasted_s <= MAX_SPAN_S for lasted_s in (span.duration_s, span.cpu_s or 0.0))
 
 
 def cut(pipeline: Pipeline, now_s: float) -> None:

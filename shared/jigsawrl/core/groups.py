@@ -194,6 +194,11 @@ def _newest_version(pipeline: Pipeline, worker: Worker) -> int:
     return max(0, told, -1 if tenant.version is None else tenant.version)
 
 
+def versions_possible(pipeline: Pipeline, oldest: int, newest: int) -> bool:
+    """Whether weights of these versions can have made tokens: they were published."""
+    return pipeline.version is not None and oldest <= newest <= pipeline.version
+
+
 def finished(state: State, pipeline: Pipeline, event: SequencesFinished) -> None:
     """Samples are whole, or can't be made."""
     for entry in event.finished:
@@ -202,6 +207,12 @@ def finished(state: State, pipeline: Pipeline, event: SequencesFinished) -> None
             state.num_ignored += 1
             continue
         group, sequence = found
+        if not versions_possible(pipeline, entry.min_version, entry.max_version):
+            told = f"tokens of versions {entry.min_version} to {entry.max_version}"
+            fail_sequence(
+                pipeline, group, sequence, f"{entry.sequence}: {event.worker.id} tells of {told}"
+            )
+            continue
         pipeline.note_ref(entry.ref)
         if entry.finish_reason == "aborted":
             reclaim(pipeline, group, sequence)

@@ -17,7 +17,7 @@ from jigsawrl.contract.events import SequencesExported
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.parts import Held, SequenceExport
 from jigsawrl.core import ids
-from jigsawrl.core.groups import find, held, queue, reclaim
+from jigsawrl.core.groups import find, held, queue, reclaim, versions_possible
 from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.state import Group, Pipeline, Sequence, State
 
@@ -69,6 +69,10 @@ def exported(state: State, pipeline: Pipeline, event: SequencesExported) -> None
         if found is None:
             continue
         group, sequence = found
+        if not _possible(pipeline, entry):
+            state.num_ignored += 1
+            reclaim(pipeline, group, sequence)
+            continue
         _keep(pipeline, sequence, entry)
         queue(pipeline, group, sequence)
     for answer in event.finished:
@@ -79,6 +83,14 @@ def exported(state: State, pipeline: Pipeline, event: SequencesExported) -> None
         found = _moving(state, pipeline, answer, event.worker)
         if found is not None:
             reclaim(pipeline, *found)
+
+
+def _possible(pipeline: Pipeline, entry: SequenceExport) -> bool:
+    """What is handed over can be: no worker will ever have a version that is not published."""
+    oldest, newest = entry.min_version, entry.max_version
+    if oldest is None or newest is None:
+        return oldest is newest
+    return versions_possible(pipeline, oldest, newest)
 
 
 def _moving(

@@ -20,6 +20,10 @@ def started(state: State, event: NodeStarted) -> None:
     """A node's boot is up; whatever an older boot ran is gone."""
     known = state.nodes.get(event.node.id)
     boot = event.node.boot
+    own = {device.id for device in event.devices if device.node == event.node.id}
+    if len(own) < len(event.devices):  # another's devices, or one twice
+        state.num_ignored += 1
+        return
     if known is not None and (boot in known.past_boots or (boot == known.boot and known.up)):
         state.num_ignored += 1
         return

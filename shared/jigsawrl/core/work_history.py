@@ -284,8 +284,10 @@ def left_s(work: Work, done: Sum | None) -> float:
     if not done.num_tokens or work.num_tokens <= 0:
         return max(predicted_s - done.work_s, least_s)
     fraction = min(1.0, done.num_tokens / work.num_tokens)
+    expected_s = fraction * predicted_s
     low, high = _CORRECTION
-    scale = min(high, max(low, done.work_s / (fraction * predicted_s)))
+    # Below the smallest number it is 0: nothing was expected of what is done.
+    scale = min(high, max(low, done.work_s / expected_s)) if expected_s > 0 else high
     return max((1 - fraction) * predicted_s * scale, least_s)
 
 
