@@ -48,6 +48,7 @@ class Leftovers:
         self._write()
 
     def _write(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
         temporary = self._path.with_suffix(".tmp")
         temporary.write_bytes(msgspec.json.encode(list(self._groups.values())))
         temporary.replace(self._path)

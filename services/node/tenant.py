@@ -96,7 +96,8 @@ class TenantProcess:
         try:
             await self._keep_running()
         except OSError as error:
-            worker = Worker(id=self._command.tenant, boot=uuid.uuid4().hex[:12])
+            # The boot that ran last: of one that it never heard of, the scheduler believes nothing.
+            worker = Worker(id=self._command.tenant, boot=self._boot or uuid.uuid4().hex[:12])
             await self._on_failure(worker, f"{self._command.tenant} can't be run here: {error}")
 
     async def _keep_running(self) -> None:
@@ -123,6 +124,7 @@ class TenantProcess:
 
     async def _run_once(self, boot: str) -> int:
         command = self._command
+        command.log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
         with command.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *command.argv,
@@ -148,7 +150,10 @@ class TenantProcess:
 
     def _reason(self, exit_code: int) -> str:
         how = f"signal {-exit_code}" if exit_code < 0 else f"exit status {exit_code}"
-        lines = _tail(self._command.log).strip().splitlines()
+        try:
+            lines = _tail(self._command.log).strip().splitlines()
+        except OSError as error:
+            lines = [f"its log can't be read: {error.strerror}"]
         last = lines[-1].strip() if lines else "nothing in its log"
         return f"{self._command.tenant} ended with {how}: {last} (log: {self._command.log})"
 

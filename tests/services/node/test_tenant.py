@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -119,6 +120,41 @@ async def test_a_boot_that_is_restarted_on_purpose_does_not_count_as_a_failure(
         assert tenant.restart(boot)
     assert not told.exits
     assert not told.failures
+    await tenant.stop()
+
+
+async def test_a_tenant_whose_folder_was_deleted_comes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    tenant, told = start(folder, "import time; time.sleep(60)")
+    async with asyncio.timeout(20):
+        while tenant.pid is None or not told.num_starts:
+            await asyncio.sleep(0.01)
+    shutil.rmtree(folder)
+    os.kill(tenant.pid, signal.SIGKILL)
+    await told.wait(num_exits=1)
+    assert "its log can't be read" in told.exits[0][2]
+    async with asyncio.timeout(20):
+        while told.num_starts < 2:
+            await asyncio.sleep(0.01)
+    await tenant.stop()
+    assert not told.failures
+
+
+async def test_a_tenant_that_can_not_be_run_again_fails_as_the_boot_that_is_known(
+    tmp_path: Path,
+) -> None:
+    tenant, told = start(tmp_path, "import time; time.sleep(60)")
+    async with asyncio.timeout(20):
+        while tenant.pid is None or not told.num_starts:
+            await asyncio.sleep(0.01)
+    (tmp_path / "tenant.log").unlink()
+    (tmp_path / "tenant.log").mkdir()
+    os.kill(tenant.pid, signal.SIGKILL)
+    await told.wait(num_failures=1)
+    worker, reason = told.failures[0]
+    assert worker == told.exits[0][0]
+    assert "can't be run here" in reason
     await tenant.stop()
 
 
