@@ -194,7 +194,7 @@ def _newest_version(pipeline: Pipeline, worker: Worker) -> int:
     return max(0, told, -1 if tenant.version is None else tenant.version)
 
 
-def versions_possible(pipeline: Pipeline, oldest: int, newest: int) -> bool:
+def _versions_possible(pipeline: Pipeline, oldest: int, newest: int) -> bool:
     """Whether weights of these versions can have made tokens: they were published."""
     return pipeline.version is not None and oldest <= newest <= pipeline.version
 
@@ -207,7 +207,7 @@ def finished(state: State, pipeline: Pipeline, event: SequencesFinished) -> None
             state.num_ignored += 1
             continue
         group, sequence = found
-        if not versions_possible(pipeline, entry.min_version, entry.max_version):
+        if not _versions_possible(pipeline, entry.min_version, entry.max_version):
             told = f"tokens of versions {entry.min_version} to {entry.max_version}"
             fail_sequence(
                 pipeline, group, sequence, f"{entry.sequence}: {event.worker.id} tells of {told}"

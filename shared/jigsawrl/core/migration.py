@@ -17,7 +17,7 @@ from jigsawrl.contract.events import SequencesExported
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.parts import Held, SequenceExport
 from jigsawrl.core import ids
-from jigsawrl.core.groups import find, held, queue, reclaim, versions_possible
+from jigsawrl.core.groups import find, held, queue, reclaim
 from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.state import Group, Pipeline, Sequence, State
 
@@ -86,11 +86,12 @@ def exported(state: State, pipeline: Pipeline, event: SequencesExported) -> None
 
 
 def _possible(pipeline: Pipeline, entry: SequenceExport) -> bool:
-    """What is handed over can be: no worker will ever have a version that is not published."""
+    """Whether a worker can go on from what is handed over: in `sync` none will have a version that is
+    not published; where batches overlap, one that comes soon can be waited for."""
     oldest, newest = entry.min_version, entry.max_version
     if oldest is None or newest is None:
         return oldest is newest
-    return versions_possible(pipeline, oldest, newest)
+    return oldest <= newest <= (pipeline.version or 0) + pipeline.spec.max_staleness
 
 
 def _moving(

@@ -61,7 +61,8 @@ def stopped(state: State, event: NodeStopped) -> None:
 
 
 def heard(state: State, event: Heartbeat) -> None:
-    """A node lives. One that was only silent gets its tenants back as they are."""
+    """A node lives. One that was only silent gets its tenants back as they are; what they told
+    meanwhile may be on its way still."""
     node = state.nodes.get(event.node.id)
     if node is None or node.boot != event.node.boot:
         state.num_ignored += 1
@@ -71,6 +72,7 @@ def heard(state: State, event: Heartbeat) -> None:
         node.up = True
         for pipeline, tenant in _tenants(state, node.id):
             tenant.lost = False
+            tenant.heard_s = state.clock.now_s
             state.touch(pipeline)
         _touch_queued(state)
 

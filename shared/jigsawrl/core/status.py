@@ -102,7 +102,8 @@ def waiting_for(state: State, pipeline: Pipeline) -> list[str]:
 
 def _tenant_wait(tenant: Tenant) -> str:
     if tenant.lost:
-        return f"{tenant.id} or its node {tenant.node} to be heard again"
+        node = "" if tenant.node is None else f" or its node {tenant.node}"
+        return f"{tenant.id}{node} to be heard again"
     return f"{tenant.id} to {'start' if tenant.boot is None else 'get ready'}"
 
 

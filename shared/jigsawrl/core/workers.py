@@ -15,6 +15,10 @@ NUM_PAST_BOOTS = 16
 SILENCE_S = 30.0
 """Three missed signs of life of a tenant."""
 
+FROZEN_S = 60.0
+"""Of silence, on a machine that is heard: the process is killed and started again. Twice what loses it
+its work, as what comes back by itself keeps its model, and a start costs seconds of a device."""
+
 LOAD_LEASE_S = 30.0
 """A worker that has not loaded by then is told again, and the others no longer wait for it."""
 
@@ -46,6 +50,7 @@ def started(state: State, pipeline: Pipeline, event: WorkerStarted) -> None:
     end_boot(pipeline, tenant)
     tenant.boot = event.worker.boot
     tenant.lost = False
+    tenant.heard_s = state.clock.now_s
 
 
 def exited(state: State, pipeline: Pipeline, event: WorkerExited) -> None:
@@ -111,11 +116,26 @@ def heard(state: State, pipeline: Pipeline, worker: Worker) -> bool:
 
 def expire_silent(state: State, pipeline: Pipeline) -> None:
     """Tenants that give no sign of life though their node does (a frozen process, one that was started
-    by hand and is gone): running sequences and evaluations have no lease of their own."""
+    by hand and is gone): running sequences and evaluations have no lease of their own, and nobody else
+    would ever end a process that neither works nor exits."""
     for tenant in pipeline.tenants.values():
-        if tenant.usable and state.clock.expired(tenant.heard_s, term_s=SILENCE_S):
+        if tenant.boot is None:
+            continue
+        if _placed_on_living(state, tenant) and state.clock.expired(
+            tenant.heard_s, term_s=FROZEN_S
+        ):
+            pipeline.restarts.append(tenant.worker)
+            end_boot(pipeline, tenant)
+            state.touch(pipeline)
+        elif tenant.usable and state.clock.expired(tenant.heard_s, term_s=SILENCE_S):
             lose(pipeline, tenant)
             state.touch(pipeline)
+
+
+def _placed_on_living(state: State, tenant: Tenant) -> bool:
+    """Whether there is a node that can start it again."""
+    node = state.nodes.get(tenant.node) if tenant.node is not None else None
+    return node is not None and node.up and tenant.started_on == node.boot
 
 
 def ready(state: State, pipeline: Pipeline, event: WorkerReady) -> bool:

@@ -13,6 +13,7 @@ from jigsawrl.core.policies.placement import Occupancy, place
 from jigsawrl.core.state import new_pipeline
 from jigsawrl.core.status import pipeline_status
 from tests.unit.core.test_decisions import issued, pipeline_of
+from tests.unit.core.test_world import check_replay
 from tests.unit.core.world import Faults, World, spec
 
 
@@ -125,3 +126,23 @@ def test_a_trainer_that_nobody_placed_does_not_join_a_gang(world: World) -> None
     assert world.scheduler.state.num_ignored == before + 1
     world.run()
     assert len(pipeline_of(world).gang) == 2
+
+
+@pytest.mark.parametrize("moment", ["configured", "trains"])
+def test_a_frozen_process_is_killed_and_started_again_with_its_gang(
+    world: World, moment: str
+) -> None:
+    reached = {
+        "configured": lambda: pipeline_of(world).gang_epoch == 1,
+        "trains": lambda: len(issued(world, c.BatchCut)) == 2,
+    }
+    world.run_until(reached[moment])
+    frozen = [world.processes[name] for name in ("p.trainer1", "p.reward0", "p.rollout0")]
+    for process in frozen:
+        process.frozen = True
+    world.run()
+    restarted = {(x.tenant, x.boot) for x in issued(world, c.RestartTenant)}
+    assert restarted >= {(process.worker.id, process.worker.boot) for process in frozen}
+    assert {tenant for tenant, _ in restarted} >= {"p.trainer0", "p.trainer1"}
+    assert pipeline_of(world).stage == "finished"
+    check_replay(world)
