@@ -17,8 +17,13 @@ from jigsawrl.contract.requests import EvaluationResult, FateCounts, PipelineSta
 
 def conserved(counts: FateCounts) -> bool:
     """Nothing is in flight and every admitted id has exactly one fate."""
+    return counts.in_flight == 0 and accounted_for(counts)
+
+
+def accounted_for(counts: FateCounts) -> bool:
+    """Every admitted id has exactly one fate or is in flight, as it may be where a run was stopped."""
     fates = counts.trained + counts.filtered + counts.stale + counts.discarded + counts.failed
-    return counts.in_flight == 0 and counts.admitted == fates
+    return counts.admitted == fates + counts.in_flight
 
 
 def succeeded(pipeline: PipelineStatus) -> bool:
@@ -88,8 +93,8 @@ def describe(status: Status, *, run_folder: Path) -> Iterator[str]:
             yield f"  held-out accuracy: {evaluations}"
         if pipeline.num_evaluations_skipped:
             yield f"  evaluations skipped: {pipeline.num_evaluations_skipped}"
-        yield f"  groups: {_fates(pipeline.groups)}"
-        yield f"  sequences: {_fates(pipeline.sequences)}"
+        yield f"  groups: {_fates(pipeline.groups, state=pipeline.state)}"
+        yield f"  sequences: {_fates(pipeline.sequences, state=pipeline.state)}"
         if pipeline.num_ignored:
             yield f"  events ignored, late or repeated: {pipeline.num_ignored}"
         if pipeline.failure:
@@ -102,9 +107,10 @@ def describe(status: Status, *, run_folder: Path) -> Iterator[str]:
     yield f"run folder: {run_folder}"
 
 
-def _fates(counts: FateCounts) -> str:
+def _fates(counts: FateCounts, *, state: str) -> str:
     named = msgspec.to_builtins(counts)
     admitted = named.pop("admitted")
     parts = [f"{count} {name.replace('_', ' ')}" for name, count in named.items() if count]
-    balance = "" if conserved(counts) else " (NOT CONSERVED)"
+    holds = conserved(counts) if state == "finished" else accounted_for(counts)
+    balance = "" if holds else " (NOT CONSERVED)"
     return f"{admitted} admitted = {' + '.join(parts) or '0'}{balance}"

@@ -69,6 +69,15 @@ def test_people_read_accuracy_fates_and_dead_letters() -> None:
     assert "NOT CONSERVED" in "\n".join(describe(status(**lost), run_folder=RUN))
 
 
+def test_what_is_in_flight_is_only_lost_where_the_pipeline_has_finished() -> None:
+    counts = FateCounts(admitted=7, trained=5, in_flight=2)
+    for state, lost in (("running", False), ("failed", False), ("finished", True)):
+        changed = FINISHED | {"groups": counts, "state": state}
+        text = "\n".join(describe(status(**changed), run_folder=RUN))
+        assert "7 admitted = 5 trained + 2 in flight" in text
+        assert ("NOT CONSERVED" in text) is lost
+
+
 def test_ignored_events_are_told_where_there_were_any() -> None:
     text = "\n".join(describe(status(**FINISHED, num_ignored=3), run_folder=RUN))
     assert "events ignored, late or repeated: 3" in text
