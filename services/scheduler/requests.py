@@ -11,6 +11,7 @@ import msgspec
 
 from jigsawrl.bus.base import Bus, BusError
 from jigsawrl.config import PipelineConfig, decode_config
+from jigsawrl.contract.codec import EVENTS, UndecodableError, encode
 from jigsawrl.contract.events import PipelineCancelled, PipelineSubmitted
 from jigsawrl.contract.message import Message, message_id
 from jigsawrl.contract.requests import (
@@ -93,24 +94,14 @@ class Requests:
         if known is not None and known.stops:
             return f"pipeline {config.name} is still stopping: try again in a moment"
         try:
-            spec = config.spec(needed(config))
+            event = _submitted(request, config, id=event_id)
             longest_record_bytes(config)
             check_state_bytes(config, others=self._live_configs())
             await self._delete_ended()
             await self._make_streams(config)
         except (ValueError, msgspec.DecodeError, BusError) as error:
             return str(error)
-        sequence = await self._bus.publish_event(
-            PipelineSubmitted(
-                id=event_id,
-                cause=request.id,
-                pipeline=config.name,
-                spec=spec,
-                config=request.config,
-                companions=request.companions,
-            )
-        )
-        await self._folded(sequence)
+        await self._folded(await self._bus.publish_event(event))
         return None
 
     def _live_configs(self) -> list[PipelineConfig]:
@@ -232,3 +223,23 @@ class Requests:
 
 def _answer(request: Submit | Cancel, error: str | None) -> Submitted:
     return Submitted(id=message_id(Submitted.tag(), request.id), cause=request.id, error=error)
+
+
+def _submitted(request: Submit, config: PipelineConfig, *, id: str) -> PipelineSubmitted:
+    """Raises ValueError where nobody could read the event: numbers that follow from the configuration
+    may be too large for it, and who submitted would wait for a pipeline of which nobody heard."""
+    event = PipelineSubmitted(
+        id=id,
+        cause=request.id,
+        pipeline=config.name,
+        spec=config.spec(needed(config)),
+        config=request.config,
+        companions=request.companions,
+    )
+    try:
+        EVENTS.decode(encode(event))
+    except (UndecodableError, OverflowError) as error:
+        raise ValueError(
+            f"pipeline {config.name} can't be told to the cluster ({error}): choose smaller numbers"
+        ) from error
+    return event

@@ -19,6 +19,7 @@ from jigsawrl.config_base import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    NumProcesses,
     PositiveFloat,
     PositiveInt,
     Table,
@@ -118,7 +119,7 @@ class TorchEngineConfig(Table, frozen=True, kw_only=True, tag_field="type", tag=
 class RolloutConfig(Table, frozen=True, kw_only=True):
     """Rollout workers."""
 
-    num_workers: PositiveInt = 1
+    num_workers: NumProcesses = 1
     engine: TorchEngineConfig = TorchEngineConfig()
     sampling: SamplingConfig = SamplingConfig()
 
@@ -211,7 +212,7 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     """The trainer."""
 
     num_steps: PositiveInt
-    num_ranks: PositiveInt = 1
+    num_ranks: NumProcesses = 1
     """Processes that train together, each on its own device where there are enough."""
     groups_per_batch: PositiveInt = 16
     num_minibatches: PositiveInt = 1

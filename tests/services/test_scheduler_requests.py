@@ -73,6 +73,22 @@ async def test_a_store_without_room_and_a_bad_config_are_answered_with_the_reaso
         assert "can't be read" in reply.error
 
 
+async def test_a_pipeline_of_which_no_event_could_tell_is_refused(
+    bus: NatsBus, leading: Start
+) -> None:
+    async with leading():
+        for size, expected in ((2**20, "spec.memory.trainer"), (2**30, "can't serialize")):
+            wide = InitModelConfig(hidden_size=size, intermediate_size=size, num_layers=256)
+            error = await submit(bus, msgspec.structs.replace(config("wide"), model=wide))
+            assert error is not None
+            assert "pipeline wide can't be told to the cluster" in error
+            assert expected in error
+        assert not (await status(bus)).pipelines
+        assert not (await status(bus)).num_dead_letters
+        seed = msgspec.structs.replace(config("q"), seed=2**63 - 1)
+        assert await submit(bus, seed, request="r2") is None
+
+
 async def test_a_leader_that_thaws_does_not_act_on_requests_that_came_while_it_was_frozen(
     bus: NatsBus, nats_server: EmbeddedServer, prefix: str, tmp_path: Path
 ) -> None:

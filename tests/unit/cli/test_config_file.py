@@ -181,6 +181,15 @@ def test_a_value_clip_is_refused_where_it_can_not_bind(tmp_path: Path) -> None:
     assert algorithm == PPOConfig(critic=CriticConfig(value_clip=0.1))
 
 
+def test_counts_end_where_messages_can_hold_them(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    load_config(path, overrides=[f"trainer.num_steps={2**53}"])
+    text = complaint(path, f"trainer.num_steps={2**53 + 1}")
+    assert text == "trainer.num_steps: expected `int` <= 9007199254740992"
+    for key in ("rollout.num_workers", "trainer.num_ranks"):
+        assert complaint(path, f"{key}=40000") == f"{key}: expected `int` <= 4096"
+
+
 @pytest.mark.parametrize(
     ("kind", "num_survivors"), [("grpo", 2), ("rloo", 2), ("reinforce_plus_plus", 1), ("ppo", 1)]
 )
