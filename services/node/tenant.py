@@ -65,13 +65,14 @@ class TenantProcess:
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 
-    def restart(self, boot: str) -> bool:
-        """SIGKILL for the whole process group of `boot`, if it runs; the next starts at once, and this
-        death is not counted. At once, since there may be nothing that still answers a signal."""
+    def restart(self, boot: str | None) -> bool:
+        """SIGKILL for the whole process group of `boot`, if it runs (None = whichever does); the next
+        starts at once, and this death is not counted. At once, since there may be nothing that still
+        answers a signal."""
         process = self._process
-        if process is None or process.returncode is not None or boot != self._boot:
+        if process is None or process.returncode is not None or boot not in (None, self._boot):
             return False
-        self._excused = boot
+        self._excused = self._boot
         _signal_group(process.pid, signal.SIGKILL)
         return True
 

@@ -44,11 +44,11 @@ class StopTenant(Command, frozen=True, kw_only=True):
 
 class RestartTenant(Command, frozen=True, kw_only=True):
     """Kill one boot of a tenant, at once, and start the next: a rank of its gang ended, and it may wait
-    for that one for ever. No failure of its own; answered by `WorkerStarted`."""
+    for that one for ever; or it is frozen. No failure of its own; answered by `WorkerStarted`."""
 
     tenant: str
-    boot: str
-    """Nothing is done where another boot runs."""
+    boot: str | None
+    """Nothing is done where another boot runs. None = whichever does: it never said which it is."""
 
 
 class SetShares(Command, frozen=True, kw_only=True):

@@ -127,26 +127,24 @@ def start_tenants(state: State, pipeline: Pipeline, outbox: Outbox, *, pinned: b
             )
         )
         tenant.started_on = node.boot
+        tenant.heard_s = state.clock.now_s
 
 
 def restart_tenants(state: State, pipeline: Pipeline, outbox: Outbox) -> None:
-    """End what is left of a gang that lost a rank; where its node is silent, once it is heard again."""
-    waiting: list[Worker] = []
-    for worker in pipeline.restarts:
-        tenant = pipeline.tenants[worker.id]
+    """End what is left of a gang that lost a rank, and what is frozen; where its node is silent, once
+    it is heard again."""
+    waiting: dict[str, str | None] = {}
+    for name, boot in pipeline.restarts.items():
+        tenant = pipeline.tenants[name]
         node = state.nodes.get(tenant.node) if tenant.node is not None else None
         if node is None or tenant.started_on != node.boot:
-            continue  # its node's boot ended, and the rank with it
-        if not node.up:
-            waiting.append(worker)
-            continue
-        outbox.add(
-            RestartTenant(
-                **outbox.to(Worker(id=node.id, boot=node.boot)),
-                tenant=worker.id,
-                boot=worker.boot,
-            )
-        )
+            continue  # its node's boot ended, and the process with it
+        if node.up:
+            to = outbox.to(Worker(id=node.id, boot=node.boot))
+            outbox.add(RestartTenant(**to, tenant=name, boot=boot))
+            tenant.heard_s = state.clock.now_s
+        else:
+            waiting[name] = boot
     pipeline.restarts = waiting
 
 

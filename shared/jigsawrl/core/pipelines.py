@@ -118,7 +118,7 @@ def _end(state: State, pipeline: Pipeline, stage: PipelineStage) -> None:
     pipeline.to_make, pipeline.to_place, pipeline.to_score = [], [], []
     pipeline.evaluation, pipeline.evaluations_due = None, []
     pipeline.publish_due = False
-    pipeline.restarts = []
+    pipeline.restarts = {}
     pipeline.stops = list(pipeline.tenants)
     state.outlooks.late = [name for name in state.outlooks.late if name != pipeline.name]
     state.touch(pipeline)

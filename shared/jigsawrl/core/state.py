@@ -148,7 +148,7 @@ class Tenant(msgspec.Struct):
     lost: bool = False
     """Its node is silent, or it is itself."""
     heard_s: float = 0.0
-    """Stream time of its last sign of life."""
+    """Stream time of its last sign of life, or of the last order to start it."""
     incarnation: int = 0
     version: int | None = None
     """Weights it has loaded."""
@@ -207,8 +207,8 @@ class Pipeline(msgspec.Struct):
     """Per tenant: (sequence, epoch) that it must forget."""
     stops: list[str] = []
     """Tenants to stop."""
-    restarts: list[Worker] = []
-    """Boots of trainer ranks whose gang lost another: to be killed and started again."""
+    restarts: dict[str, str | None] = {}
+    """Tenant -> boot (None where it never said which) to be killed and started again."""
     submissions: list[str] = []
     """Ids of the last `PipelineSubmitted` under its name, its own last: their repeats are ignored."""
 

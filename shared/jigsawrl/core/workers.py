@@ -19,6 +19,10 @@ FROZEN_S = 60.0
 """Of silence, on a machine that is heard: the process is killed and started again. Twice what loses it
 its work, as what comes back by itself keeps its model, and a start costs seconds of a device."""
 
+START_S = 300.0
+"""Of silence of a process that was started and never told of itself, on a machine that is heard: killed
+and started again. Many times what a start takes where several load their libraries on one core."""
+
 LOAD_LEASE_S = 30.0
 """A worker that has not loaded by then is told again, and the others no longer wait for it."""
 
@@ -74,7 +78,7 @@ def end_boot(pipeline: Pipeline, tenant: Tenant) -> None:
         for rank in pipeline.gang:
             # One that is not configured yet is of the next gang already.
             if rank.boot is not None and rank.configured:
-                pipeline.restarts.append(rank.worker)
+                pipeline.restarts[rank.id] = rank.boot
                 _forget_boot(pipeline, rank)
 
 
@@ -119,13 +123,11 @@ def expire_silent(state: State, pipeline: Pipeline) -> None:
     by hand and is gone): running sequences and evaluations have no lease of their own, and nobody else
     would ever end a process that neither works nor exits."""
     for tenant in pipeline.tenants.values():
-        if tenant.boot is None:
-            continue
-        if _placed_on_living(state, tenant) and state.clock.expired(
-            tenant.heard_s, term_s=FROZEN_S
-        ):
-            pipeline.restarts.append(tenant.worker)
+        term_s = START_S if tenant.boot is None else FROZEN_S
+        if _placed_on_living(state, tenant) and state.clock.expired(tenant.heard_s, term_s=term_s):
+            pipeline.restarts[tenant.id] = tenant.boot
             end_boot(pipeline, tenant)
+            tenant.heard_s = state.clock.now_s
             state.touch(pipeline)
         elif tenant.usable and state.clock.expired(tenant.heard_s, term_s=SILENCE_S):
             lose(pipeline, tenant)

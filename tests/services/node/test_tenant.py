@@ -123,6 +123,19 @@ async def test_a_boot_that_is_restarted_on_purpose_does_not_count_as_a_failure(
     await tenant.stop()
 
 
+async def test_a_tenant_can_be_restarted_whatever_its_boot_is(tmp_path: Path) -> None:
+    tenant, told = start(
+        tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    first = await pid_in(tmp_path / "tenant.log")
+    os.kill(first, signal.SIGSTOP)
+    assert not tenant.restart("another")
+    assert tenant.restart(None)
+    await pid_in(tmp_path / "tenant.log", than=first)
+    await tenant.stop()
+    assert not told.exits
+
+
 async def test_a_tenant_whose_folder_was_deleted_comes_back(tmp_path: Path) -> None:
     folder = tmp_path / "node"
     folder.mkdir()

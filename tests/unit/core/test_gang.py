@@ -12,6 +12,7 @@ from jigsawrl.core import invariants
 from jigsawrl.core.policies.placement import Occupancy, place
 from jigsawrl.core.state import new_pipeline
 from jigsawrl.core.status import pipeline_status
+from tests.unit.core.tenants import Process
 from tests.unit.core.test_decisions import issued, pipeline_of
 from tests.unit.core.test_world import check_replay
 from tests.unit.core.world import Faults, World, spec
@@ -144,5 +145,23 @@ def test_a_frozen_process_is_killed_and_started_again_with_its_gang(
     restarted = {(x.tenant, x.boot) for x in issued(world, c.RestartTenant)}
     assert restarted >= {(process.worker.id, process.worker.boot) for process in frozen}
     assert {tenant for tenant, _ in restarted} >= {"p.trainer0", "p.trainer1"}
+    assert pipeline_of(world).stage == "finished"
+    check_replay(world)
+
+
+class Mute(World):
+    """The first process of the reward service never says that it is up."""
+
+    def say(self, process: Process, event: e.Event) -> None:
+        if process.order.role == "reward" and self.num_restarts == 0:
+            return
+        super().say(process, event)
+
+
+def test_a_process_that_never_says_that_it_is_up_is_killed_and_started_again() -> None:
+    world = Mute(seed=0, faults=Faults(), pipelines=[spec()])
+    world.run()
+    (restart,) = issued(world, c.RestartTenant)
+    assert (restart.tenant, restart.boot) == ("p.reward0", None)
     assert pipeline_of(world).stage == "finished"
     check_replay(world)

@@ -313,7 +313,8 @@ class World:
 
     def _restart(self, command: c.RestartTenant) -> None:
         process = self.processes.get(command.tenant)
-        if process is not None and process.alive and process.worker.boot == command.boot:
+        running = process is not None and process.alive
+        if running and command.boot in (None, process.worker.boot):
             process.alive = False
             self.num_restarts += 1
             self.later(0.4, lambda: self._spawn(process.order))
