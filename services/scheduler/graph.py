@@ -22,7 +22,7 @@ from jigsawrl.core.slowdown import LEVELS, SlowdownTable
 from jigsawrl.core.splits import critical_path_first
 from jigsawrl.core.state import State
 from jigsawrl.core.timeline import Played
-from services.scheduler.recorded import last_state
+from services.scheduler.recorded import last_state, print_lines
 
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2")
 ROW_PX, WIDTH_PX, LABEL_PX = 26, 1000, 160
@@ -121,8 +121,7 @@ def main() -> int:
     try:
         state = last_state(arguments.folder)
         graph, table = graph_of(state), profiles.table(state)
-        for line in describe(graph, table):
-            print(line)
+        print_lines(describe(graph, table))
         if arguments.html is not None:
             arguments.html.write_text(picture(graph, table))
     except (OSError, ValueError) as error:

@@ -7,6 +7,8 @@ running system, and see a run that goes on as of its last segment file.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -80,3 +82,14 @@ def _without_gaps(events: Path, sequence: int) -> Iterator[Entry]:
             )
         expected += 1
         yield entry
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """To standard output, as far as somebody reads: ``jigsaw graph RUN | head`` is no failure."""
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end, and would complain there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -19,7 +19,7 @@ from jigsawrl.core.state import Pipeline, State
 from jigsawrl.core.status import pipeline_status
 from jigsawrl.core.work_history import median_error
 from services.scheduler.reasons import doing
-from services.scheduler.recorded import last_state
+from services.scheduler.recorded import last_state, print_lines
 
 NUM_DECISIONS = 8
 
@@ -116,8 +116,7 @@ def main() -> int:
     parser.add_argument("pipeline", nargs="?", metavar="PIPELINE", help="default: all")
     arguments = parser.parse_args()
     try:
-        for line in explain(last_state(arguments.folder), arguments.pipeline):
-            print(line)
+        print_lines(explain(last_state(arguments.folder), arguments.pipeline))
     except ValueError as error:
         print(f"jigsaw why: {error}", file=sys.stderr)
         return 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,23 @@ def world() -> World:
     made = World(seed=1, faults=Faults(), pipelines=pipelines, policy="jigsaw")
     made.run_until(lambda: made.scheduler.state.pipelines["b"].version == 8)
     return made
+
+
+def test_what_nobody_reads_to_its_end_is_no_failure() -> None:
+    code = (
+        "from services.scheduler.recorded import print_lines;"
+        "print_lines(str(n) * 100 for n in range(100_000))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=30) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
 
 
 def record(world: World, folder: Path) -> None:

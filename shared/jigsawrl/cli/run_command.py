@@ -16,6 +16,7 @@ from pathlib import Path
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import connect
+from jigsawrl.cli.disk import watch_disk
 from jigsawrl.cli.embedded import device_kind, embedded_system, has_cuda_device
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.pipeline_client import PipelineClient, View
@@ -179,6 +180,7 @@ class WatchedRun:
             self._view.on_notice(f"bus: {system.url}")
             supervising = asyncio.create_task(system.supervise(self._view.on_notice))
             driving = asyncio.create_task(self._drive(system.url))
+            disk = asyncio.create_task(watch_disk(self.folder, self._view.on_notice))
             try:
                 await asyncio.wait({supervising, driving}, return_when=asyncio.FIRST_COMPLETED)
                 if driving.done():
@@ -198,7 +200,8 @@ class WatchedRun:
                 # Before the processes are stopped, or their ends would look like crashes.
                 supervising.cancel()
                 driving.cancel()
-                await asyncio.gather(supervising, driving, return_exceptions=True)
+                disk.cancel()
+                await asyncio.gather(supervising, driving, disk, return_exceptions=True)
         return EXIT_FAILED
 
     async def _drive(self, url: str) -> int:
