@@ -225,11 +225,11 @@ class Recording:
             self.commands.append(message.data)
 
 
-async def record(live: LiveRun) -> Recording:
+async def record(live: LiveRun, timeout_s: float = RUN_TIMEOUT_S) -> Recording:
     """Watch a run from its first command to its end."""
     recording = Recording()
     client = await subscribe(live.url(), "jig.command.>", recording.on_command)
-    deadline_s = time.monotonic() + RUN_TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     while live.process.poll() is None and time.monotonic() < deadline_s:
         for role, process in live.services().items():
             recording.pids.setdefault(role, set()).add(process.pid)
