@@ -41,6 +41,7 @@ def graph_of(state: State) -> Graph:
                 version=pipeline.version,
                 max_staleness=pipeline.spec.max_staleness,
                 ended=phases.Ended(pipeline) if pipeline.active else frozenset(),
+                generating=pipeline.num_generating,
             ),
         )
     ]

@@ -33,7 +33,6 @@ from jigsawrl.core.work_history import (
     PARTS,
     TOLD_LATE,
     TRAINING,
-    Cost,
     Sum,
     WorkHistory,
     expected_of,
@@ -80,6 +79,9 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[str, ...] | None = None
     """Those that generate the steps that are not planned yet; None = as the newest plan says, else
     all."""
+    generating: Container[str] = frozenset()
+    """Workers that hold sequences of the step under way now: those of its plan, and whoever a tail of
+    theirs was moved to."""
     devices: frozenset[str] | None = None
     """Devices whose nodes are wanted; None = all. What happens on others is one wait for each part of
     a step, as long as the longest of their tenants would take alone at full speed."""
@@ -207,8 +209,13 @@ class _Steps:
 
     def _workers(self, version: int) -> list[str]:
         """Those here that generate the step from `version`."""
+        return [name for name in self.rollouts if self._takes_part(version, name)]
+
+    def _takes_part(self, version: int, tenant: str) -> bool:
         plan = self._plan(version)
-        return [name for name in self.rollouts if plan is None or name in plan]
+        if plan is None or tenant in plan:
+            return True
+        return version == self.outlook.version and tenant in self.outlook.generating
 
     def _expected(self, version: int, tenant: str, kind: SubStageKind) -> Work | None:
         """What a step's sub-stage takes in all; None for what was never seen."""
@@ -221,6 +228,23 @@ class _Steps:
         if cost is None or cost.work_s is None:
             return None
         return Work(work_s=cost.work_s, num_tokens=cost.num_tokens)
+
+    def _done(self, version: int, tenant: str, kind: SubStageKind) -> Sum | None:
+        """What is done of a step's sub-stage; unknown of what is told after its step."""
+        if kind in TOLD_LATE:
+            return None
+        plan = self._plan(version) if kind in GENERATION else None
+        if plan is None or tenant in plan:
+            cost = self.history.tenants[tenant].costs.get(kind)
+            return None if cost is None else cost.open.get(version)
+        # It goes on with what one of the planned workers has begun.
+        costs = (one.costs.get(kind) for one in self.history.tenants.values())
+        done = [cost.open[version] for cost in costs if cost is not None and version in cost.open]
+        return Sum(
+            work_s=sum(one.work_s for one in done) / len(plan),
+            num_iterations=sum(one.num_iterations for one in done) / len(plan),
+            num_tokens=sum(one.num_tokens for one in done) / len(plan),
+        )
 
     def _here(self, device: str | None) -> bool:
         """What lives on no device is always looked at."""
@@ -262,7 +286,7 @@ class _Steps:
             tenant = tenants.get(name)
             if tenant is None or self._here(tenant.device):
                 continue
-            if plan is not None and name not in plan:
+            if part == "rollout" and not self._takes_part(version, name):
                 continue
             if version > self.outlook.version + self.outlook.max_staleness and plan is None:
                 return average_s
@@ -273,11 +297,11 @@ class _Steps:
         return longest_s if num_asked else None
 
     def _left_s(self, version: int, name: str, kinds: tuple[SubStageKind, ...]) -> float:
-        costs, ended, total_s = self.history.tenants[name].costs, self.outlook.ended, 0.0
+        ended, total_s = self.outlook.ended, 0.0
         for kind in kinds:
             work = self._expected(version, name, kind)
             if work is not None and (version, name, kind) not in ended:
-                total_s += left_s(work, _done(costs.get(kind), kind, version))
+                total_s += left_s(work, self._done(version, name, kind))
         return total_s
 
     def _wait(
@@ -314,7 +338,6 @@ class _Steps:
         if device is None and kind not in WAITS:
             return after
         before = (*after, *self.last.get(tenant, ())) if in_order else after
-        cost = self.history.tenants[tenant].costs.get(kind)
         movable = kind == "tail_decode" and self.outlook.move_s is not None
         node = Node(
             id=f"{self.outlook.pipeline}/v{version}/{tenant}/{kind}",
@@ -322,7 +345,7 @@ class _Steps:
             version=version,
             kind=kind,
             device=device,
-            work_s=left_s(work, _done(cost, kind, version)),
+            work_s=left_s(work, self._done(version, tenant, kind)),
             memory_bytes=0 if device is None else self.outlook.memory_bytes.get(kind, 0),
             after=tuple(dict.fromkeys(before)),
             movable_to=tuple(d for d in self.rollout_devices if d != device) if movable else (),
@@ -332,8 +355,3 @@ class _Steps:
         if in_order:
             self.last[tenant] = (node.id,)
         return (node.id,)
-
-
-def _done(cost: Cost | None, kind: SubStageKind, version: int) -> Sum | None:
-    """What is done of a step's sub-stage; unknown of what is told after its step."""
-    return None if cost is None or kind in TOLD_LATE else cost.open.get(version)

@@ -152,11 +152,15 @@ def close(history: WorkHistory, *, version: int) -> tuple[Comparison, ...]:
     """The step that started from `version` has ended: average what was observed of versions up to it.
     Returns how far predictions were off; nothing for what had none."""
     compared: list[Comparison] = []
-    for at in [at for at, plan in sorted(history.plans.items()) if plan and at <= version]:
+    planned = [at for at, plan in sorted(history.plans.items()) if plan and at <= version]
+    for at in planned:
         compared += _close_gathered(history, at)
     for name, tenant in list(history.tenants.items()):
         closing = {v for cost in tenant.costs.values() for v in cost.open if v <= version}
-        tenant.num_silent = 0 if closing else tenant.num_silent + 1
+        if closing:
+            tenant.num_silent = 0
+        elif not planned or tenant.costs.keys().isdisjoint(GENERATION):
+            tenant.num_silent += 1  # else its work was counted for all, or it had none by plan
         if tenant.num_silent > _MAX_SILENT and not OCCASIONAL.issuperset(tenant.costs):
             del history.tenants[name]
         for at in sorted(closing):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from jigsawrl.contract import commands as c
@@ -103,6 +104,40 @@ def test_planned_steps_have_averages_of_their_own() -> None:
         one.kind == "prefill" and one.predicted_s != pytest.approx(0.1)
         for one in close(history, version=2)
     )
+
+
+def test_workers_without_work_by_plan_are_not_forgotten() -> None:
+    history = WorkHistory()
+    spread_step(history, 0)
+    close(history, version=0)
+    for version in range(1, 10):
+        history.plans[version] = ["p.rollout0"]
+        seen(history, version, "p.rollout0", decode(450, 900), "tail_decode")
+        close(history, version=version)
+    assert list(history.tenants) == ["p.rollout0", "p.rollout1"]
+
+
+def test_whoever_took_the_tail_of_a_planned_worker_is_predicted_with_what_is_left_of_it() -> None:
+    history = WorkHistory()
+    spread_step(history, 0)
+    close(history, version=0)
+    history.plans[1] = ["p.rollout0"]
+    work = gathered(SPREAD, num_workers=1)  # type: ignore[arg-type]
+    seen(history, 1, "p.rollout0", work["bulk_decode"], "bulk_decode")
+    half = decode(work["tail_decode"].num_iterations / 2, work["tail_decode"].num_tokens / 2)
+    seen(history, 1, "p.rollout0", half, "tail_decode")
+    over = {(1, "p.rollout0", kind) for kind in work} | {
+        (1, "p.rollout1", kind) for kind in work if kind != "tail_decode"
+    }
+    outlook = Outlook(
+        pipeline="p", version=1, num_steps=1, ended=over, generating={"p.rollout1": 2}
+    )
+    (tail,) = predict(history, outlook)
+    assert (tail.id, tail.device) == ("p/v1/p.rollout1/tail_decode", "d1")
+    assert tail.work_s == pytest.approx(work["tail_decode"].work_s / 2, rel=0.01)
+    elsewhere = msgspec.structs.replace(outlook, devices=frozenset({"d0"}))
+    (wait,) = predict(history, elsewhere)
+    assert (wait.kind, wait.work_s) == ("elsewhere", pytest.approx(tail.work_s))
 
 
 def test_only_planned_workers_are_predicted() -> None:

@@ -186,6 +186,7 @@ class Jigsaw(Policy):
                 last_version=pipeline.spec.num_steps,
                 ended=phases.Ended(pipeline),
                 workers=workers,
+                generating=pipeline.num_generating,
                 move_s=None if pipeline.spec.max_staleness or not self._merges else MOVE_S,
                 devices=devices,
             ),
