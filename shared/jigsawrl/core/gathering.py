@@ -21,6 +21,8 @@ from jigsawrl.contract.message import SubStageKind
 GENERATION: tuple[SubStageKind, ...] = ("prefill", "bulk_decode", "tool_wait", "tail_decode")
 """In the order of a step."""
 
+DECODES: tuple[SubStageKind, ...] = ("bulk_decode", "tail_decode")
+
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Of one kind in one step, on one worker or several together."""
@@ -43,16 +45,13 @@ def gathered(
     """Work of each of `num_workers` workers that share out what those of `spread` do now. Nothing
     where these say nothing of decode iterations."""
     workers = list(spread)
-    bulk, tail = (_total(workers, kind) for kind in ("bulk_decode", "tail_decode"))
+    bulk, tail = (_total(workers, kind) for kind in DECODES)
     both = bulk + tail
     if not both.num_iterations or not workers:
         return {}
     per_iteration_s, per_token_s = decode_cost_s(bulk, tail)
     # The longest sequence is as long wherever it is generated.
-    longest = max(
-        sum(w[kind].num_iterations for kind in ("bulk_decode", "tail_decode") if kind in w)
-        for w in workers
-    )
+    longest = max(sum(w[kind].num_iterations for kind in DECODES if kind in w) for w in workers)
     in_tail = longest * tail.num_iterations / both.num_iterations
     tail_tokens = in_tail * tail.num_tokens / tail.num_iterations if tail.num_iterations else 0.0
     bulk_tokens = max(0.0, both.num_tokens / num_workers - tail_tokens)
@@ -84,6 +83,25 @@ def decode_cost_s(bulk: Work, tail: Work) -> tuple[float, float]:
             return per_iteration_s, per_token_s
     both = bulk + tail
     return both.work_s / both.num_iterations, 0.0
+
+
+def relative_length(
+    usual: Iterable[Mapping[SubStageKind, Work]], seen: Iterable[Mapping[SubStageKind, Work]]
+) -> float:
+    """How long the sequences of a step were, 1 being as usual for steps generated in the same way:
+    what its iterations and tokens cost at the usual seconds of each. That says nothing of how fast they
+    were made, so it holds for other ways as well."""
+    workers, now = list(usual), list(seen)
+    bulk, tail = (_total(workers, kind) for kind in DECODES)
+    before, after = bulk + tail, _total(now, "bulk_decode") + _total(now, "tail_decode")
+    if not before.num_iterations or not after.num_iterations:
+        return 1.0
+    per_iteration_s, per_token_s = decode_cost_s(bulk, tail)
+    usual_s, seen_s = (
+        work.num_iterations * per_iteration_s + work.num_tokens * per_token_s
+        for work in (before, after)
+    )
+    return seen_s / usual_s if usual_s > 0 else 1.0
 
 
 def _decode(

@@ -37,6 +37,7 @@ from jigsawrl.core.work_history import (
     WorkHistory,
     expected_of,
     left_s,
+    mean_of,
 )
 
 _FEW = 4
@@ -240,11 +241,7 @@ class _Steps:
         # It goes on with what one of the planned workers has begun.
         costs = (one.costs.get(kind) for one in self.history.tenants.values())
         done = [cost.open[version] for cost in costs if cost is not None and version in cost.open]
-        return Sum(
-            work_s=sum(one.work_s for one in done) / len(plan),
-            num_iterations=sum(one.num_iterations for one in done) / len(plan),
-            num_tokens=sum(one.num_tokens for one in done) / len(plan),
-        )
+        return mean_of(done, num=len(plan))
 
     def _here(self, device: str | None) -> bool:
         """What lives on no device is always looked at."""

@@ -16,7 +16,7 @@ from statistics import median
 import msgspec
 
 from jigsawrl.contract.message import Count, SubStageKind
-from jigsawrl.core.gathering import GENERATION, Work, gathered
+from jigsawrl.core.gathering import DECODES, GENERATION, Work, gathered, relative_length
 from jigsawrl.core.slowdown import Running, SlowdownTable
 
 SMOOTHING = 0.5
@@ -155,6 +155,7 @@ def close(history: WorkHistory, *, version: int) -> tuple[Comparison, ...]:
     planned = [at for at, plan in sorted(history.plans.items()) if plan and at <= version]
     for at in planned:
         compared += _close_gathered(history, at)
+    _follow_spread(history, version=version)
     for name, tenant in list(history.tenants.items()):
         closing = {v for cost in tenant.costs.values() for v in cost.open if v <= version}
         if closing:
@@ -208,20 +209,23 @@ def _close_gathered(history: WorkHistory, version: int) -> list[Comparison]:
                 done.setdefault(kind, []).append(total)
     if "tail_decode" not in done and "bulk_decode" not in done:
         return []  # its workers died before they told: that says nothing of the cost
-    costs = history.gathered.setdefault(len(plan), {})
+    costs = history.gathered.setdefault(len(plan), _costs(expected))
+    means: dict[SubStageKind, Work] = {}
     for kind in GENERATION:
         totals = done.get(kind, [])
         if not totals and kind not in costs:
             continue
         # What moved to others in mid-step counts as well: it was this step's work.
-        mean = Sum(
-            work_s=sum(t.work_s for t in totals) / len(plan),
-            num_iterations=sum(t.num_iterations for t in totals) / len(plan),
-            num_tokens=sum(t.num_tokens for t in totals) / len(plan),
+        mean = mean_of(totals, num=len(plan))
+        means[kind] = Work(
+            work_s=mean.work_s, num_iterations=mean.num_iterations, num_tokens=mean.num_tokens
         )
         if kind in expected and totals:
             compared.append(_comparison(version, plan[0], kind, expected[kind].work_s, mean))
         _average(costs.setdefault(kind, Cost()), mean)
+    others = [known for num, known in history.gathered.items() if num != len(plan)]
+    spread = [tenant.costs for tenant in history.tenants.values()]
+    _follow((*spread, *others), by=relative_length([expected], [means]))
     _spread(history, num_workers=len(plan))
     return compared
 
@@ -237,6 +241,60 @@ def _spread(history: WorkHistory, *, num_workers: int) -> None:
             cost = tenant.costs.setdefault(kind, Cost())
             cost.work_s, cost.num_iterations = work.work_s, work.num_iterations
             cost.num_tokens = work.num_tokens
+
+
+def _follow_spread(history: WorkHistory, *, version: int) -> None:
+    """Steps that all workers shared tell how long sequences are now, whoever generates them."""
+    open_at: dict[int, list[dict[SubStageKind, Work]]] = {}
+    usual: list[dict[SubStageKind, Work]] = []
+    for tenant in history.tenants.values() if history.gathered else ():
+        decodes = {kind: tenant.costs[kind] for kind in DECODES if kind in tenant.costs}
+        usual.append({kind: _work(cost) for kind, cost in decodes.items()})
+        for kind, cost in decodes.items():
+            for at, done in cost.open.items():
+                if at <= version:
+                    work = Work(
+                        work_s=done.work_s,
+                        num_iterations=done.num_iterations,
+                        num_tokens=done.num_tokens,
+                    )
+                    open_at.setdefault(at, []).append({kind: work})
+    for at in sorted(open_at):
+        _follow(history.gathered.values(), by=relative_length(usual, open_at[at]))
+
+
+def _follow(known: Iterable[dict[SubStageKind, Cost]], *, by: float) -> None:
+    """Bring averages of steps that were generated in another way to the lengths of one: else a way
+    that was left after a long step would look as dear for ever."""
+    low, high = _CORRECTION
+    factor = 1 + SMOOTHING * (min(high, max(low, by)) - 1)
+    for costs in known:
+        for kind in DECODES:
+            cost = costs.get(kind)
+            if cost is not None and cost.work_s is not None:
+                cost.work_s *= factor
+                cost.num_iterations *= factor
+                cost.num_tokens *= factor
+
+
+def mean_of(sums: Iterable[Sum], *, num: int) -> Sum:
+    """Of `num` workers, some of which may have none."""
+    mean = Sum()
+    for one in sums:
+        mean.work_s += one.work_s / num
+        mean.num_iterations += one.num_iterations / num
+        mean.num_tokens += one.num_tokens / num
+    return mean
+
+
+def _costs(expected: dict[SubStageKind, Work]) -> dict[SubStageKind, Cost]:
+    """To begin averages with: one step alone says more of its lengths than of the way."""
+    return {
+        kind: Cost(
+            work_s=work.work_s, num_iterations=work.num_iterations, num_tokens=work.num_tokens
+        )
+        for kind, work in expected.items()
+    }
 
 
 def expected_of(history: WorkHistory, *, num_workers: int) -> dict[SubStageKind, Work]:

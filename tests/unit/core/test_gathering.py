@@ -10,7 +10,14 @@ from jigsawrl.core.gathering import Work, decode_cost_s, gathered
 from jigsawrl.core.policies.gather import MAX_DEVICES
 from jigsawrl.core.prediction import Outlook, predict
 from jigsawrl.core.slowdown import CPU_SLOT, SlowdownTable
-from jigsawrl.core.work_history import Observation, WorkHistory, close, expect_generation, observe
+from jigsawrl.core.work_history import (
+    Observation,
+    WorkHistory,
+    close,
+    expect_generation,
+    expected_of,
+    observe,
+)
 from tests.unit.core.queries import issued
 from tests.unit.core.world import Faults, World, spec
 
@@ -81,7 +88,7 @@ def spread_step(history: WorkHistory, version: int) -> None:
             seen(history, version, f"p.rollout{index}", work, kind)
 
 
-def test_planned_steps_have_averages_of_their_own() -> None:
+def test_planned_steps_have_averages_of_their_own_that_begin_with_what_was_expected() -> None:
     history = WorkHistory()
     spread_step(history, 0)
     close(history, version=0)
@@ -95,14 +102,54 @@ def test_planned_steps_have_averages_of_their_own() -> None:
     seen(history, 1, "p.rollout1", decode(450, 900), "tail_decode")
     compared = {one.kind: one for one in close(history, version=1)}
     assert compared["tail_decode"].predicted_s == pytest.approx(expected.work_s)
-    assert history.gathered[1]["tail_decode"].work_s == pytest.approx(decode(450, 900).work_s)
-    own = history.tenants["p.rollout1"].costs["tail_decode"]
-    assert own.work_s == pytest.approx(SPREAD[1]["tail_decode"].work_s)
-    assert not own.open
+    mean_s = (expected.work_s + decode(450, 900).work_s) / 2
+    assert history.gathered[1]["tail_decode"].work_s == pytest.approx(mean_s)
+    assert not history.tenants["p.rollout1"].costs["tail_decode"].open
     spread_step(history, 2)
     assert not any(
         one.kind == "prefill" and one.predicted_s != pytest.approx(0.1)
         for one in close(history, version=2)
+    )
+
+
+def test_a_long_step_makes_no_way_of_generating_look_dearer_than_another() -> None:
+    history = WorkHistory()
+    spread_step(history, 0)
+    close(history, version=0)
+
+    def ratio() -> float:
+        one = sum(work.work_s for work in expected_of(history, num_workers=1).values())
+        return one / sum(c.work_s or 0 for t in history.tenants.values() for c in t.costs.values())
+
+    before = ratio()
+    for version, plan in ((1, ["p.rollout0"]), (2, ["p.rollout0"]), (3, []), (4, [])):
+        history.plans[version] = plan
+        for index, worker in enumerate(SPREAD):
+            usual = gathered(SPREAD, num_workers=1) if plan else worker  # type: ignore[arg-type]
+            for kind, work in usual.items():
+                if kind != "prefill" and (not plan or index == 0):
+                    longer = decode(2 * work.num_iterations, 2 * work.num_tokens)
+                    seen(history, version, f"p.rollout{index}", longer, kind)
+        close(history, version=version)
+        assert ratio() == pytest.approx(before, rel=0.1), version
+
+
+def test_what_planned_steps_cost_beyond_their_lengths_is_learned() -> None:
+    history = WorkHistory()
+    spread_step(history, 0)
+    close(history, version=0)
+    before = {n: t.costs["tail_decode"].work_s for n, t in history.tenants.items()}
+    for version in (1, 2, 3, 4):
+        history.plans[version] = ["p.rollout0"]
+        for kind, work in gathered(SPREAD, num_workers=1).items():  # type: ignore[arg-type]
+            dear = msgspec.structs.replace(work, work_s=2 * work.work_s)
+            seen(history, version, "p.rollout0", dear, kind)
+        close(history, version=version)
+    usual = gathered(SPREAD, num_workers=1)["tail_decode"]  # type: ignore[arg-type]
+    found = expected_of(history, num_workers=1)["tail_decode"]
+    assert found.work_s == pytest.approx(2 * usual.work_s, rel=0.1)
+    assert {n: t.costs["tail_decode"].work_s for n, t in history.tenants.items()} == pytest.approx(
+        before, rel=1e-2
     )
 
 
