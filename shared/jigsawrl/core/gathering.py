@@ -30,6 +30,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     work_s: float = 0.0
     num_iterations: float = 0.0
     num_tokens: float = 0.0
+    deviation_s: float = 0.0
+    """By how much `work_s` of one step is off, usually; sums have none."""
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -65,7 +67,11 @@ def gathered(
         "tail_decode": _decode(in_tail, tail_tokens, per_iteration_s, per_token_s),
         "tool_wait": Work(work_s=max(waits_s, default=0.0)),
     }
-    return {kind: work[kind] for kind in GENERATION if work[kind].work_s > 0}
+    return {
+        kind: msgspec.structs.replace(work[kind], deviation_s=_deviation_s(workers, kind))
+        for kind in GENERATION
+        if work[kind].work_s > 0
+    }
 
 
 def decode_cost_s(bulk: Work, tail: Work) -> tuple[float, float]:
@@ -112,6 +118,10 @@ def _decode(
         num_iterations=num_iterations,
         num_tokens=num_tokens,
     )
+
+
+def _deviation_s(workers: Iterable[Mapping[SubStageKind, Work]], kind: SubStageKind) -> float:
+    return max((worker[kind].deviation_s for worker in workers if kind in worker), default=0.0)
 
 
 def _total(workers: Iterable[Mapping[SubStageKind, Work]], kind: SubStageKind) -> Work:

@@ -228,7 +228,7 @@ class _Steps:
         cost = self.history.tenants[tenant].costs.get(kind)
         if cost is None or cost.work_s is None:
             return None
-        return Work(work_s=cost.work_s, num_tokens=cost.num_tokens)
+        return Work(work_s=cost.work_s, num_tokens=cost.num_tokens, deviation_s=cost.deviation_s)
 
     def _done(self, version: int, tenant: str, kind: SubStageKind) -> Sum | None:
         """What is done of a step's sub-stage; unknown of what is told after its step."""

@@ -89,6 +89,8 @@ class Cost(msgspec.Struct):
     num_iterations: float = 0.0
     num_tokens: float = 0.0
     """Averages per step."""
+    deviation_s: float = 0.0
+    """Average difference of a step from `work_s` before it."""
     open: dict[int, Sum] = {}
     """By version."""
 
@@ -275,6 +277,7 @@ def _follow(known: Iterable[dict[SubStageKind, Cost]], *, by: float) -> None:
                 cost.work_s *= factor
                 cost.num_iterations *= factor
                 cost.num_tokens *= factor
+                cost.deviation_s *= factor
 
 
 def mean_of(sums: Iterable[Sum], *, num: int) -> Sum:
@@ -291,7 +294,10 @@ def _costs(expected: dict[SubStageKind, Work]) -> dict[SubStageKind, Cost]:
     """To begin averages with: one step alone says more of its lengths than of the way."""
     return {
         kind: Cost(
-            work_s=work.work_s, num_iterations=work.num_iterations, num_tokens=work.num_tokens
+            work_s=work.work_s,
+            num_iterations=work.num_iterations,
+            num_tokens=work.num_tokens,
+            deviation_s=work.deviation_s,
         )
         for kind, work in expected.items()
     }
@@ -312,7 +318,10 @@ def expected_of(history: WorkHistory, *, num_workers: int) -> dict[SubStageKind,
 
 def _work(cost: Cost) -> Work:
     return Work(
-        work_s=cost.work_s or 0.0, num_iterations=cost.num_iterations, num_tokens=cost.num_tokens
+        work_s=cost.work_s or 0.0,
+        num_iterations=cost.num_iterations,
+        num_tokens=cost.num_tokens,
+        deviation_s=cost.deviation_s,
     )
 
 
@@ -338,11 +347,12 @@ def reopen(history: WorkHistory, *, version: int) -> None:
 
 def left_s(work: Work, done: Sum | None) -> float:
     """Work left of a sub-stage that has not ended: the prediction, less what is done, with the rest
-    scaled by how much more (or less) the done part took than predicted."""
+    scaled by how much more (or less) the done part took than predicted. Never less than predictions
+    are off by: lengths have a long tail, and what has outlived its prediction goes on for some time."""
     predicted_s = work.work_s
     if done is None or predicted_s <= 0:
         return predicted_s
-    least_s = _LAST_FRACTION * predicted_s
+    least_s = max(_LAST_FRACTION * predicted_s, min(work.deviation_s, predicted_s))
     if not done.num_tokens or work.num_tokens <= 0:
         return max(predicted_s - done.work_s, least_s)
     fraction = min(1.0, done.num_tokens / work.num_tokens)
@@ -363,6 +373,9 @@ def median_error(pairs: Iterable[tuple[float, float]]) -> float | None:
 def _average(cost: Cost, total: Sum) -> None:
     weight = 1.0 if cost.work_s is None else SMOOTHING
     before_s = cost.work_s or 0.0
+    if cost.work_s is not None:
+        off_s = abs(total.work_s - before_s)
+        cost.deviation_s += SMOOTHING * (off_s - cost.deviation_s)
     cost.work_s = before_s + weight * (total.work_s - before_s)
     cost.num_iterations += weight * (total.num_iterations - cost.num_iterations)
     cost.num_tokens += weight * (total.num_tokens - cost.num_tokens)

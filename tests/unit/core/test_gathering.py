@@ -184,7 +184,8 @@ def test_whoever_took_the_tail_of_a_planned_worker_is_predicted_with_what_is_lef
     assert tail.work_s == pytest.approx(work["tail_decode"].work_s / 2, rel=0.01)
     elsewhere = msgspec.structs.replace(outlook, devices=frozenset({"d0"}))
     (wait,) = predict(history, elsewhere)
-    assert (wait.kind, wait.work_s) == ("elsewhere", pytest.approx(tail.work_s))
+    assert wait.kind == "elsewhere"
+    assert wait.work_s == pytest.approx(tail.work_s)
 
 
 def test_only_planned_workers_are_predicted() -> None:

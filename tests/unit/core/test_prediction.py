@@ -282,6 +282,22 @@ def test_the_error_is_the_median_of_relative_ones() -> None:
     assert median_error([(1.0, 1.0), (3.0, 2.0), (1.0, 4.0)]) == 0.5
 
 
+def test_what_has_outlived_its_prediction_goes_on_for_as_long_as_predictions_are_off() -> None:
+    history, steady = WorkHistory(), WorkHistory()
+    for version in range(8):
+        observe(history, seen(version, "tail_decode", 2 if version % 2 else 6), table=CPU)
+        observe(steady, seen(version, "tail_decode", 4), table=CPU)
+        for one in (history, steady):
+            close(one, version=version)
+    left = {}
+    for name, one in (("unsteady", history), ("steady", steady)):
+        observe(one, seen(8, "tail_decode", 6, num_tokens=150), table=CPU)
+        (node,) = predict(one, Outlook(pipeline="p", version=8, num_steps=1))
+        left[name] = node.work_s
+    assert left["unsteady"] > 1.5
+    assert left["steady"] < 0.1
+
+
 def test_two_predicted_pipelines_fill_each_others_waits() -> None:
     nodes: list[Node] = []
     for name, wait_s in (("p", 4.0), ("q", 5.0)):
