@@ -121,7 +121,7 @@ def look_ahead(
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the list schedule comes to."""
+    """What the list schedule comes to, or the best candidate found."""
 
     cost: tuple[float, ...]
     """(excess over latency caps, makespan and weighted finish) of each priority, the highest first;
@@ -130,9 +130,15 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     num_expanded: int
 
 
-def listed(position: Position, *, terms: Mapping[str, Terms], limits: Limits) -> Listed:
-    """Play `position`, which is left as it is, by the list schedule and choose nothing."""
+def listed(
+    position: Position, *, terms: Mapping[str, Terms], limits: Limits, max_searched: int = 0
+) -> Listed:
+    """Play `position`, which is left as it is, by the list schedule, or, as long as fewer nodes than
+    `max_searched` have ended, by better candidates; choose nothing."""
     search = _Search(position, terms, limits, None)
+    if search.num_expanded < max_searched:
+        search.limits = msgspec.structs.replace(limits, max_expanded=max_searched)
+        search.climb()
     return Listed(cost=search.cost, makespan_s=search.makespan_s, num_expanded=search.num_expanded)
 
 

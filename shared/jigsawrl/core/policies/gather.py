@@ -34,7 +34,8 @@ LEAST_GAIN = 0.02
 """Of the predicted cost: less is no reason to leave a device."""
 
 PLAYED_NODES = 200
-"""Of one choice: the far end of a longer graph is a guess anyway."""
+"""Of one choice: the far end of a longer graph is a guess anyway. In a shorter one as many may end in
+a search for what look-ahead would do after that choice: a tail that is in the way can move."""
 
 Predict = Callable[[Pipeline, tuple[str, ...] | None], tuple[Node, ...]]
 """Nodes on these devices of a pipeline's next steps, where these workers generate those that are not
@@ -167,7 +168,8 @@ def _judge(nodes: tuple[Node, ...], pipeline: Pipeline, within: Surroundings) ->
     graph = Graph(nodes, devices=within.budgets)
     position = Position(graph, within.table, max_hold_s=within.max_hold_s)
     limits = Limits(max_expanded=PLAYED_NODES * MIN_PLAYS)
-    return listed(position, terms=within.terms(nodes), limits=limits)
+    terms = within.terms(nodes)
+    return listed(position, terms=terms, limits=limits, max_searched=PLAYED_NODES)
 
 
 def _clearly_less(cost: tuple[float, ...], than: tuple[float, ...]) -> bool:
