@@ -51,6 +51,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     terms: Callable[[Iterable[Node]], dict[str, Terms]]
     """What the pipelines of these nodes were promised."""
     max_hold_s: float
+    searches: bool = True
+    """Whether decisions look ahead: else a choice must not count on what they would find."""
 
 
 def begins(pipeline: Pipeline) -> bool:
@@ -168,8 +170,9 @@ def _judge(nodes: tuple[Node, ...], pipeline: Pipeline, within: Surroundings) ->
     graph = Graph(nodes, devices=within.budgets)
     position = Position(graph, within.table, max_hold_s=within.max_hold_s)
     limits = Limits(max_expanded=PLAYED_NODES * MIN_PLAYS)
+    max_searched = PLAYED_NODES if within.searches else 0
     terms = within.terms(nodes)
-    return listed(position, terms=terms, limits=limits, max_searched=PLAYED_NODES)
+    return listed(position, terms=terms, limits=limits, max_searched=max_searched)
 
 
 def _clearly_less(cost: tuple[float, ...], than: tuple[float, ...]) -> bool:

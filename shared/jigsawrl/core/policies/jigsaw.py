@@ -89,6 +89,7 @@ class Jigsaw(Policy):
                 table=profiles.table(state),
                 terms=lambda nodes: self._terms(state, nodes, here),
                 max_hold_s=MAX_HOLD_S,
+                searches=self._search is look_ahead,
             )
             num = gather.plan(
                 state,
