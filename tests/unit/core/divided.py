@@ -1,7 +1,9 @@
 """The simulated world with devices that are really divided: work takes what its share lets it.
 
 A share is a weight of a work-conserving division, as the `cpu` actuator applies it. What one tenant
-does at once (the sequences of a rollout worker) is one batch. Nodes and ways are kind.
+does at once (the sequences of a rollout worker) is one batch, whose iterations cost the same whatever
+its size. Tenants tell what they did as those of a CPU slot do: iterations that have ended, their tokens
+and the time on the core. Nodes and ways are kind.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ from jigsawrl.contract import events as e
 from jigsawrl.contract import parts
 from jigsawrl.contract.message import SubStageKind
 from jigsawrl.contract.spec import PipelineSpec
+from tests.unit.core.rollouts import TOKEN_S
 from tests.unit.core.tenants import Process, Tenants
 from tests.unit.core.world import Faults, World
 
 QUANTUM_S = 0.02
 TELL_S = 0.5
 """How often tenants tell what they did."""
+
+TRAINED_TOKENS = 20
+"""Of one iteration of a trainer, which takes as long as one of decoding."""
 
 
 class Job(msgspec.Struct):
@@ -28,6 +34,15 @@ class Job(msgspec.Struct):
     process: Process
     left_s: float
     action: Callable[[], None]
+    wanted: Callable[[], bool]
+
+
+class Done(msgspec.Struct):
+    """Of one kind by one process, not told yet."""
+
+    started_s: float
+    work_s: float = 0.0
+    num_tokens: float = 0.0
 
 
 class DividedTenants(Tenants):
@@ -46,7 +61,8 @@ class DividedWorld(World):
         self, pipelines: list[PipelineSpec], *, policy: str, seed: int = 0, num_devices: int = 2
     ) -> None:
         self._jobs: list[Job] = []
-        self._busy_s: dict[tuple[str, SubStageKind, int], tuple[Process, float]] = {}
+        self._done: dict[tuple[Process, SubStageKind, int], Done] = {}
+        self._worked_s: dict[Process, float] = {}
         super().__init__(
             seed=seed,
             faults=Faults(),
@@ -60,17 +76,27 @@ class DividedWorld(World):
     def build_tenants(self) -> Tenants:
         return DividedTenants(self)
 
-    def work(self, process: Process, work_s: float, action: Callable[[], None]) -> None:
-        self._jobs.append(Job(process, work_s, action))
+    def work(
+        self, process: Process, work_s: float, then: Callable[[], None], wanted: Callable[[], bool]
+    ) -> None:
+        self._jobs.append(Job(process, work_s, then, wanted))
+
+    def worked_s(self, process: Process) -> float:
+        return self._worked_s.get(process, 0.0)
 
     def _pass_time(self) -> None:
+        self._jobs = [job for job in self._jobs if job.wanted()]
         busy = {job.process.worker.id: job.process for job in self._jobs}
-        rates = {name: self._rate(process, busy) for name, process in busy.items()}
+        work_s = {name: QUANTUM_S * self._rate(p, busy) for name, p in busy.items()}
         for name, process in busy.items():
-            key = (name, *self._doing(process))
-            self._busy_s[key] = (process, self._busy_s.get(key, (process, 0.0))[1] + QUANTUM_S)
+            self._worked_s[process] = self.worked_s(process) + work_s[name]
+            started = Done(self.now_s - QUANTUM_S)
+            done = self._done.setdefault((process, *self._doing(process)), started)
+            done.work_s += work_s[name]
+            num_tokens = len(process.parts) if process.order.role == "rollout" else TRAINED_TOKENS
+            done.num_tokens += num_tokens * work_s[name] / TOKEN_S
         for job in list(self._jobs):
-            job.left_s -= QUANTUM_S * rates[job.process.worker.id]
+            job.left_s -= work_s[job.process.worker.id]
             if job.left_s <= 1e-9:
                 self._jobs.remove(job)
                 job.action()
@@ -88,23 +114,32 @@ class DividedWorld(World):
         return "tail_decode" if len(process.parts) <= 8 else "bulk_decode", process.weights[1]
 
     def _tell(self) -> None:
-        told, self._busy_s = self._busy_s, {}
-        for (_, kind, version), (process, seconds) in told.items():
+        for (process, kind, version), done in list(self._done.items()):
+            num_iterations = int(done.work_s / TOKEN_S + 1e-6)
+            if not num_iterations:
+                continue
+            # What an iteration that goes on has cost so far is told with it.
+            told = min(1.0, num_iterations * TOKEN_S / done.work_s)
             span = parts.SubStage(
                 kind=kind,
                 version=max(version, 0),
-                started_s=self.now_s - seconds,
+                started_s=done.started_s,
                 ended_s=self.now_s,
-                duration_s=seconds,
-                num_iterations=1,
-                num_tokens=10,
+                duration_s=self.now_s - done.started_s,
+                num_iterations=num_iterations,
+                num_tokens=round(told * done.num_tokens),
+                cpu_s=told * done.work_s,
             )
-            head = {
-                "id": self.new_id("spans"),
-                "pipeline": process.order.pipeline,
-                "worker": process.worker,
-            }
-            self.say(process, e.SubStagesEnded(**head, spans=(span,)))
+            done.started_s = self.now_s
+            done.work_s -= told * done.work_s
+            done.num_tokens -= told * done.num_tokens
+            ended = e.SubStagesEnded(
+                id=self.new_id("spans"),
+                pipeline=process.order.pipeline,
+                worker=process.worker,
+                spans=(span,),
+            )
+            self.say(process, ended)
 
 
 def times_s(pipelines: list[PipelineSpec], *, policy: str, seed: int = 0) -> dict[str, float]:

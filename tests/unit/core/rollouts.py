@@ -35,11 +35,12 @@ class Part(msgspec.Struct, frozen=True):
     epoch: int
     start: Made
     since_s: float
+    """On the clock of its owner (`World.worked_s`)."""
     version: int
 
-    def made(self, now_s: float, version: int) -> Made:
+    def made(self, worked_s: float, version: int) -> Made:
         """What there is by now."""
-        num_new = int((now_s - self.since_s) / TOKEN_S + 1e-9)
+        num_new = int((worked_s - self.since_s) / TOKEN_S + 1e-6)  # sums of small steps
         num = min(self.start.num_tokens + num_new, num_tokens_of(self.sequence))
         versions = [*self.start.versions, self.version, version]
         known = (min(versions), max(versions)) if num_new else self.start.versions
@@ -82,12 +83,18 @@ class RolloutTenants:
         for placement in command.placements:
             name, epoch = placement.sequence, placement.epoch
             start = self._check(process, command.incarnation, placement)
-            part = Part(name, epoch, start, self._world.now_s, process.weights[1])
+            since_s = self._world.worked_s(process)
+            part = Part(name, epoch, start, since_s, process.weights[1])
             process.held[name] = epoch
             process.parts[name] = part
             accepted.append(parts.Held(name, epoch))
             rest_s = (num_tokens_of(name) - start.num_tokens) * TOKEN_S
-            self._world.work(process, rest_s, lambda part=part: self._finish(process, part))
+            self._world.work(
+                process,
+                rest_s,
+                lambda part=part: self._finish(process, part),
+                wanted=lambda part=part: process.parts.get(part.sequence) is part,
+            )
         event = e.SequencesAccepted(**self._head(process, "accepted"), accepted=tuple(accepted))
         self._world.say(process, event)
 
@@ -105,6 +112,9 @@ class RolloutTenants:
         assert start.sequence == name
         assert max(start.versions) <= process.weights[1], "the target has the record's last version"
         return start
+
+    def _made(self, process: Process, part: Part) -> Made:
+        return part.made(self._world.worked_s(process), process.weights[1])
 
     def _store(self, made: Made) -> Ref:
         ref = self._world.new_ref()
@@ -131,7 +141,7 @@ class RolloutTenants:
         if self._world.chance(self._world.faults.fail_work):
             failed = (parts.SequenceFailure(sequence=name, epoch=epoch, reason="no"),)
         else:
-            made = part.made(self._world.now_s, process.weights[1])
+            made = self._made(process, part)
             finish = parts.SequenceFinish(
                 sequence=name,
                 epoch=epoch,
@@ -181,7 +191,7 @@ class RolloutTenants:
             part = process.parts.get(name)
             if part is not None and process.held.get(name) == part.epoch == epoch:
                 del process.parts[name]
-                exports.append((part, part.made(self._world.now_s, process.weights[1])))
+                exports.append((part, self._made(process, part)))
             elif (name, epoch) in process.ending:
                 finished.append(parts.Held(name, epoch))
             else:
@@ -216,7 +226,7 @@ class RolloutTenants:
 
     def tell_progress(self, process: Process) -> None:
         """Partial records of what has grown."""
-        made = [part.made(self._world.now_s, process.weights[1]) for part in process.parts.values()]
+        made = [self._made(process, part) for part in process.parts.values()]
         progress = tuple(
             parts.SequenceProgress(
                 sequence=part.sequence,

@@ -169,7 +169,9 @@ class Tenants(RolloutTenants):
         assert command.gang_epoch == process.gang_epoch
         name = f"train {command.version}"
         train = lambda: self._together(process, name, lambda: self._train(process, command))  # noqa: E731
-        self._world.work(process, TRAIN_S, lambda: process.alive and train())
+        self._world.work(
+            process, TRAIN_S, lambda: process.alive and train(), wanted=lambda: process.alive
+        )
 
     def _train(self, process: Process, command: c.BatchCut) -> None:
         self._worked(

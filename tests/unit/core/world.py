@@ -184,9 +184,15 @@ class World:
         """Who answers."""
         return Tenants(self)
 
-    def work(self, process: Process, work_s: float, action: Callable[[], None]) -> None:
-        """What keeps a process busy: as long as if it had its device alone, whatever its share."""
-        self.later(work_s, action)
+    def work(
+        self, process: Process, work_s: float, then: Callable[[], None], wanted: Callable[[], bool]
+    ) -> None:
+        """What keeps a process busy while it is `wanted`: here as if it had its device alone."""
+        self.later(work_s, then)
+
+    def worked_s(self, process: Process) -> float:
+        """A clock of what a process does; only differences mean something, while it is busy."""
+        return self.now_s
 
     def every(self, period_s: float, action: Callable[[], None]) -> None:
         def again() -> None:
