@@ -7,6 +7,7 @@ Used by the policies when they start a pipeline; moves nothing later.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heapify, heappop, heapreplace
 from typing import Literal
 
 import msgspec
@@ -145,8 +146,11 @@ def _place(
     ]
     if wish.by_need:
         missing.sort(key=lambda one: -memory.of(one[0]) if one[0] in ON_DEVICES else 0)
+    candidates: _Candidates | None = None
     for role, index in missing:
-        device = _choose(role, devices, occupancy, memory.of(role), placed=places, wish=wish)
+        if candidates is None or candidates.role != role or candidates.home is None:
+            candidates = _Candidates(role, devices, occupancy, memory.of(role), places, wish)
+        device = candidates.take()
         if device is None:
             for one in places:
                 if one.device is not None:
@@ -174,31 +178,60 @@ def _wanted(pipeline: Pipeline) -> list[tuple[Role, int]]:
     return wanted
 
 
-def _choose(
-    role: Role,
-    devices: list[Device],
-    occupancy: Occupancy,
-    num_bytes: int,
-    *,
-    placed: list[Place],
-    wish: _Wish,
-) -> Device | None:
-    if role not in ON_DEVICES:
-        return devices[0]
-    if role == "trainer":
-        home = next((place.node for place in placed if place.role == "trainer"), wish.home)
-        devices = [device for device in devices if home in (None, device.node)]
-    devices = [device for device in devices if occupancy.free_bytes(device) >= num_bytes]
-    if wish.apart and role in _APART:
-        taken = {place.device for place in placed if place.role == _APART[role]}
-        devices = [device for device in devices if device.id not in taken] or devices
-    sign = {"emptiest": 0, "roomiest": -1, "tightest": 1}[wish.first]
-    return min(
-        devices,
-        key=lambda device: (
-            sign * occupancy.free_bytes(device),
-            *occupancy.order(device.id, role),
-            device,
-        ),
-        default=None,
-    )
+class _Candidates:
+    """Devices for tenants of one role that are placed one after the other, the best first: looked
+    through once, not once per tenant, as there may be thousands of both."""
+
+    def __init__(
+        self,
+        role: Role,
+        devices: list[Device],
+        occupancy: Occupancy,
+        num_bytes: int,
+        placed: list[Place],
+        wish: _Wish,
+    ) -> None:
+        """`placed`: the pipeline's tenants so far."""
+        self.role, self._occupancy, self._num_bytes = role, occupancy, num_bytes
+        self._devices = devices
+        self._sign = {"emptiest": 0, "roomiest": -1, "tightest": 1}[wish.first]
+        self.home: str | None = ""
+        """Of a trainer: its machine, None before its first rank is placed."""
+        if role == "trainer":
+            first = (place.node for place in placed if place.role == "trainer")
+            self.home = next(first, wish.home)
+            self._devices = [d for d in devices if self.home in (None, d.node)]
+        taken: set[str | None] = set()
+        if wish.apart and role in _APART:
+            taken = {place.device for place in placed if place.role == _APART[role]}
+        self._is_apart = bool(taken)
+        self._fill(taken)
+
+    def take(self) -> Device | None:
+        """The best one with room, which the caller notes in the occupancy; None where none has."""
+        if self.role not in ON_DEVICES:
+            return self._devices[0]
+        while True:
+            while self._heap:
+                key, device = self._heap[0]
+                now = self._key(device)
+                if self._occupancy.free_bytes(device) < self._num_bytes:
+                    heappop(self._heap)
+                elif now != key:
+                    heapreplace(self._heap, (now, device))
+                else:
+                    return device
+            if not self._is_apart:
+                return None
+            self._is_apart = False
+            self._fill(set())
+
+    def _fill(self, taken: set[str | None]) -> None:
+        devices = self._devices if self.role in ON_DEVICES else []
+        self._heap = [(self._key(d), d) for d in devices if d.id not in taken]
+        heapify(self._heap)
+
+    def _key(self, device: Device) -> tuple[int, int, int]:
+        """Less is better. Only that of the device taken last changes: it gets a tenant more."""
+        free_bytes = self._sign * self._occupancy.free_bytes(device) if self._sign else 0
+        return (free_bytes, *self._occupancy.order(device.id, self.role))
