@@ -99,18 +99,26 @@ def send(pipeline: Pipeline, outbox: Outbox) -> None:
         return
     if batch.sent_gang == pipeline.gang_epoch or pipeline.trainer_version != batch.version:
         return
+    # Once for all ranks: a batch may have thousands of sequences.
+    groups = tuple(_trained(pipeline, group) for group in batch.groups)
     for rank in pipeline.gang:
-        outbox.add(_command(pipeline, batch, rank, outbox))
+        outbox.add(_command(pipeline, batch, groups, rank, outbox))
     batch.sent_gang = pipeline.gang_epoch
 
 
-def _command(pipeline: Pipeline, batch: Cut, rank: Tenant, outbox: Outbox) -> BatchCut:
+def _command(
+    pipeline: Pipeline,
+    batch: Cut,
+    groups: tuple[TrainedGroup, ...],
+    rank: Tenant,
+    outbox: Outbox,
+) -> BatchCut:
     return BatchCut(
         **outbox.to(rank.worker),
         incarnation=pipeline.incarnation,
         gang_epoch=pipeline.gang_epoch,
         version=batch.version,
-        groups=tuple(_trained(pipeline, group) for group in batch.groups),
+        groups=groups,
         ledger=batch.ledger,
         retain_versions=pipeline.retained,
         substages=batch.substages,

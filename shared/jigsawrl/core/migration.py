@@ -41,6 +41,8 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
 def migrate(pipeline: Pipeline, moves: list[Move], now_s: float, outbox: Outbox) -> None:
     """Order moves, one command for each source. One that can't be made (any more) is left out."""
+    if not moves:
+        return
     usable = {tenant.id for tenant in pipeline.usable("rollout")}
     orders: dict[Worker, list[tuple[str, int]]] = {}
     for move in moves:
