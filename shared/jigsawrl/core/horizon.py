@@ -9,7 +9,7 @@ groups. What the pipelines do on other devices counts as waits: see `prediction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from jigsawrl.core import phases, shares
 from jigsawrl.core.state import Pipeline, State, Tenant
@@ -54,7 +54,7 @@ def _turned(state: State, pipeline: Pipeline) -> list[Tenant]:
     return found
 
 
-def take(state: State, *, devices: dict[str, bool]) -> list[str]:
+def take(state: State, *, devices: Container[str]) -> list[str]:
     """The devices of the next decision, out of those that nodes offer (`devices`); they are no longer
     due. Nothing where none is."""
     due = state.outlooks.due

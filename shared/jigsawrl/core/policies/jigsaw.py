@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
+from jigsawrl.contract.spec import Device
 from jigsawrl.core import horizon, ids, pace, phases, profiles, shares
 from jigsawrl.core.graph import DeviceBudget, Graph, Node
 from jigsawrl.core.horizon import MAX_DEVICES
@@ -142,8 +143,7 @@ class Jigsaw(Policy):
         _notice(state)
         if now_s < memory.next_s:
             return []
-        online = {d.id: True for n in state.nodes.values() if n.up for d in n.devices}
-        devices = horizon.take(state, devices=online)
+        devices = horizon.take(state, devices=_Online(state))
         state.dirty |= _due(state)
         here = frozenset(devices)
         pipelines = [state.pipelines[name] for name in _living_on(state, devices)]
@@ -216,13 +216,30 @@ def _lives_on(pipeline: Pipeline, devices: frozenset[str]) -> bool:
     return all(t.device is None or t.device in devices for t in pipeline.tenants.values())
 
 
+class _Online:
+    """Devices that nodes offer, found by their node: a cluster may have thousands."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __contains__(self, device: object) -> bool:
+        return isinstance(device, str) and self.find(device) is not None
+
+    def find(self, device: str) -> Device | None:
+        """By its id, ``<node>/<kind><index>``."""
+        node = self._state.nodes.get(device.rpartition("/")[0])
+        if node is None or not node.up:
+            return None
+        return next((d for d in node.devices if d.id == device), None)
+
+
 def _budgets(state: State, devices: Iterable[str]) -> list[DeviceBudget]:
     """Of those that nodes offer: the memory that its residents leave."""
-    online = {d.id: d for node in state.nodes.values() if node.up for d in node.devices}
+    online = _Online(state)
     return [
-        DeviceBudget(id=name, memory_bytes=max(0, online[name].memory_bytes - _used(state, name)))
+        DeviceBudget(id=name, memory_bytes=max(0, found.memory_bytes - _used(state, name)))
         for name in devices
-        if name in online
+        if (found := online.find(name)) is not None
     ]
 
 
@@ -276,7 +293,12 @@ def _forget(state: State, devices: Collection[str], ready: dict[str, Node]) -> N
     if not devices:
         return
 
+    here = {name.partition(".")[0] for d in devices for name in state.residents.get(d, ())}
+    away = {p.name for p in state.pipelines.values() if p.active and p.name not in here}
+
     def elsewhere(tenant: str) -> bool:
+        if tenant.partition(".")[0] in away:
+            return True
         found = shares.find(state, tenant)
         return found is not None and found.device not in devices
 
@@ -288,7 +310,9 @@ def _forget(state: State, devices: Collection[str], ready: dict[str, Node]) -> N
         if id in ready or elsewhere(horizon.tenant_of(id))
     }
     kept = {
-        name: {source: target for source, target in merges.items() if elsewhere(source)}
+        name: merges
+        if name in away
+        else {source: target for source, target in merges.items() if elsewhere(source)}
         for name, merges in memory.merges.items()
     }
     memory.merges = {name: merges for name, merges in kept.items() if merges}
