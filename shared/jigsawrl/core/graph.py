@@ -106,6 +106,8 @@ class Graph:
 
     def ready(self, ended: Collection[str]) -> tuple[Node, ...]:
         """Nodes not ended whose dependencies all are."""
+        if not ended:
+            return tuple(node for node in self.nodes if not node.after)
         return tuple(
             node
             for node in self.nodes

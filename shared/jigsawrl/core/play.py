@@ -28,7 +28,10 @@ SAME_MOMENT_S = 1e-9
 
 _OVER = 1 + 1e-6
 
-_COPIED = ("left_s", "since_s", "speed", "share", "held_s", "started", "device", "missing")
+_COPIED = (
+    *("left_s", "since_s", "speed", "share", "held_s", "started", "device", "missing", "events"),
+    *("finish_s", "stamp", "pipeline_finish_s", "used_bytes", "work_s"),
+)
 
 Move = tuple[int, int]
 """A node and the device that it moves to."""
@@ -114,12 +117,8 @@ class Position:
         """The same moment, without a timeline."""
         other = Position.__new__(Position)
         other.__dict__.update(self.__dict__)
-        for name in _COPIED:
-            setattr(other, name, list(getattr(self, name)))
-        other.finish_s, other.stamp, other.events = [*self.finish_s], [*self.stamp], [*self.events]
-        other.pipeline_finish_s = dict(self.pipeline_finish_s)
+        other.__dict__.update((name, self.__dict__[name].copy()) for name in _COPIED)
         other.here = [[*nodes] for nodes in self.here]
-        other.used_bytes, other.work_s = [*self.used_bytes], [*self.work_s]
         other.spans, other.touched = None, set(self.touched)
         return other
 
@@ -391,8 +390,9 @@ def play(position: Position, *, policy: Policy, max_nodes: int | None = None) ->
     """Play on until everything has ended (True) or `max_nodes` more nodes have (False)."""
     last = None if max_nodes is None else position.num_expanded + max_nodes
     while True:
-        for device in sorted(d for d in position.touched if position.here[d]):
-            position.assign(device, policy(position, device))
+        for device in sorted(position.touched):
+            if position.here[device]:
+                position.assign(device, policy(position, device))
         if last is not None and position.num_expanded >= last:
             return not any(position.here)
         if not position.advance():

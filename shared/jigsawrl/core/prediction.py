@@ -294,11 +294,19 @@ class _Steps:
         return longest_s if num_asked else None
 
     def _left_s(self, version: int, name: str, kinds: tuple[SubStageKind, ...]) -> float:
-        ended, total_s = self.outlook.ended, 0.0
+        costs, ended, total_s = self.history.tenants[name].costs, self.outlook.ended, 0.0
+        by_plan = kinds is GENERATION and self._plan(version) is not None
         for kind in kinds:
+            done = self._done(version, name, kind)
+            if not by_plan and done is None:  # as nearly always
+                cost = costs.get(kind)
+                work_s = None if cost is None else cost.work_s
+                if work_s and (version, name, kind) not in ended:
+                    total_s += work_s
+                continue
             work = self._expected(version, name, kind)
             if work is not None and (version, name, kind) not in ended:
-                total_s += left_s(work, self._done(version, name, kind))
+                total_s += left_s(work, done)
         return total_s
 
     def _wait(

@@ -169,14 +169,16 @@ def critical_path_first(levels: tuple[float, ...] = LEVELS, *, first: str | None
 def _longest(position: Position, here: list[int], first: str | None) -> int | None:
     """The lane that goes first where sharing gains nothing and all have room; None where one is
     overdue. What the list schedule does most of the time, without listing anything."""
-    nodes, best, longest = position.graph.nodes, -1, (False, -1.0)
+    nodes, best, longest_s, best_first = position.graph.nodes, -1, -1.0, False
     for node in here:
         if position.overdue(node):
             return None
-        key = (first is not None and nodes[node].pipeline == first, position.path_s(node))
-        lane = position.lane[node]
-        if key > longest or (key == longest and lane < best):
-            best, longest = lane, key
+        goes_first = first is not None and nodes[node].pipeline == first
+        if goes_first < best_first:
+            continue
+        path_s, lane = position.path_s(node), position.lane[node]
+        if goes_first > best_first or path_s > longest_s or (path_s == longest_s and lane < best):
+            best, longest_s, best_first = lane, path_s, goes_first
     return best
 
 
