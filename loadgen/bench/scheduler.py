@@ -6,11 +6,11 @@ most devices are shared. It runs until every pipeline has steps in its history; 
 since before any history nothing is searched.
 
 A *decision* is one call of `Scheduler.handle` in which look-ahead searched, among two candidates or
-more: the event's fold, the decision pass over all marked pipelines, the search, the shares and all
-commands. Passes in which there was one thing to do, or the workers of a step were chosen, count apart.
-Mean, median and 99th percentile are over the decisions of a row. As in the service, garbage is
-collected with snapshots only (here once, before a row is measured): nothing in the state refers to
-itself, so that it needs none.
+more, or a step was planned, that is, choices of its workers were played: the event's fold, the decision
+pass over all marked pipelines, the search, the shares and all commands. Passes in which there was one
+thing to do count apart. Mean, median and 99th percentile are over the decisions of a row. As in the
+service, garbage is collected with snapshots only (here once, before a row is measured): nothing in the
+state refers to itself, so that it needs none.
 `events_per_s` is over all events that led to no decision pass, of the row where it is least: they are
 what the stream may bring between two passes. The growth exponent is the slope of a least-squares line
 through (log devices, log mean decision time) of all rows.
@@ -65,9 +65,12 @@ class Measured:
         self._state = cluster.scheduler.state
         self._passed_s = self._state.decided_s
         self._last = self._newest()
+        self._next_s = self._state.outlooks.next_s
         self.folds_s: list[float] = []
         self.passes_s: list[float] = []
         self.decisions_s: list[float] = []
+        self.num_planned = 0
+        """Decisions that planned a step."""
         self.num_expanded: list[int] = []
         self.num_candidates: list[int] = []
 
@@ -77,15 +80,18 @@ class Measured:
             self.folds_s.append(taken_s)
             return
         self._passed_s = self._state.decided_s
-        newest = self._newest()
-        if newest is self._last or newest is None or newest.num_candidates < 2:
-            self._last = newest
+        newest, last, next_s = self._newest(), self._last, self._next_s
+        self._last, self._next_s = newest, self._state.outlooks.next_s
+        if newest is not None and newest is not last and newest.num_candidates > 1:
+            self.decisions_s.append(taken_s)
+            self.num_expanded.append(newest.num_expanded)
+            self.num_candidates.append(newest.num_candidates)
+        elif newest is last and self._next_s != next_s:
+            # What was played for a plan puts the next search off, and so none was in this pass.
+            self.decisions_s.append(taken_s)
+            self.num_planned += 1
+        else:
             self.passes_s.append(taken_s)
-            return
-        self._last = newest
-        self.decisions_s.append(taken_s)
-        self.num_expanded.append(newest.num_expanded)
-        self.num_candidates.append(newest.num_candidates)
 
     def _newest(self) -> Decided | None:
         decisions = self._state.outlooks.decisions
@@ -186,10 +192,11 @@ def described(row: Row, measured: Measured) -> str:
     lines = [
         f"{row.devices} devices, {row.pipelines} pipelines: decision mean {row.mean_ms:.2f} ms,"
         f" p50 {row.p50_ms:.2f}, p99 {row.p99_ms:.2f}",
-        f"  {len(measured.decisions_s)} decisions, each of {min(measured.num_candidates)} candidates at"
-        f" least, {statistics.fmean(measured.num_candidates):.1f} on average,"
-        f" {statistics.fmean(measured.num_expanded):.0f} nodes expanded",
-        f"  {len(passes)} decision passes that searched nothing:"
+        f"  {len(measured.decisions_s)} decisions, {measured.num_planned} of them plans of a step, the"
+        f" others of {min(measured.num_candidates, default=0)} candidates at least,"
+        f" {statistics.fmean(measured.num_candidates or [0]):.1f} on average,"
+        f" {statistics.fmean(measured.num_expanded or [0]):.0f} nodes expanded",
+        f"  {len(passes)} decision passes with one thing to do:"
         f" mean {statistics.fmean(passes or [0.0]) * 1e3:.2f} ms,"
         f" p99 {percentile(passes or [0.0], 0.99) * 1e3:.2f}",
         f"  {num_events} events: {statistics.fmean(folds) * 1e6:.0f} us each between passes"
