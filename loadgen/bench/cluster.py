@@ -3,7 +3,7 @@
 It drives a real `Scheduler` through steps whose events come as those of real workers do: ticks every
 0.1 s, heartbeats every 2 s, finished sequences as one list per worker and turn, sub-stage events every
 half a second, inventories every 10 s. Tenants that work on one device at once divide it by their
-shares, so that what the policy decides changes what happens next. Stream time is simulated; the wall
+shares, so that what the policy decides changes what happens next. Stream time is simulated; a real
 clock is read around `Scheduler.handle` only.
 """
 
@@ -98,6 +98,7 @@ class Cluster:
         self.scheduler = Scheduler()
         self.now_s = 0.0
         self.watch: Watch = lambda event, taken_s: None
+        self.timer: Callable[[], float] = time.perf_counter
         self._random = Random(0)
         self._answers = Answers()
         self._sequence = 0
@@ -144,9 +145,9 @@ class Cluster:
 
     def _say(self, event: events.Event) -> None:
         self._sequence += 1
-        began_s = time.perf_counter()
+        began_s = self.timer()
         issued = self.scheduler.handle(event, timestamp_s=self.now_s, sequence=self._sequence)
-        self.watch(event, time.perf_counter() - began_s)
+        self.watch(event, self.timer() - began_s)
         for command in issued:
             self._later(self._random.uniform(0.001, 0.01), self._obey(command))
 

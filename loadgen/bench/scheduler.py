@@ -10,7 +10,8 @@ more, or a step was planned, that is, choices of its workers were played: the ev
 pass over all marked pipelines, the search, the shares and all commands. Passes in which there was one
 thing to do count apart. Mean, median and 99th percentile are over the decisions of a row. As in the
 service, garbage is collected with snapshots only (here once, before a row is measured): nothing in the
-state refers to itself, so that it needs none.
+state refers to itself, so that it needs none. With `--cpu-time` the thread's CPU time counts instead of
+the wall clock: for a machine on which others work, too.
 `events_per_s` is over all events that led to no decision pass, of the row where it is least: they are
 what the stream may bring between two passes. The growth exponent is the slope of a least-squares line
 through (log devices, log mean decision time) of all rows.
@@ -22,6 +23,7 @@ import gc
 import json
 import math
 import statistics
+import time
 from random import Random
 
 import msgspec
@@ -128,7 +130,9 @@ def specs(num_devices: int, num_pipelines: int) -> list[PipelineSpec]:
     return made
 
 
-def measure(num_devices: int, num_pipelines: int, *, num_decisions: int) -> Measured:
+def measure(
+    num_devices: int, num_pipelines: int, *, num_decisions: int, cpu_time: bool = False
+) -> Measured:
     """Warm up, then watch."""
     per_node = min(DEVICES_PER_NODE, num_devices)
     cluster = Cluster(
@@ -137,6 +141,8 @@ def measure(num_devices: int, num_pipelines: int, *, num_decisions: int) -> Meas
         specs=specs(num_devices, num_pipelines),
         policy="jigsaw",
     )
+    if cpu_time:
+        cluster.timer = time.thread_time
     pipelines = cluster.scheduler.state.pipelines
     cluster.run(lambda: all((p.version or 0) >= WARM_STEPS for p in pipelines.values()))
     gc.collect()
@@ -150,6 +156,9 @@ def main() -> None:
     parser = parser_of("scheduler", __doc__)
     parser.add_argument("--rows", help="some of them, as in 8x2,64x8")
     parser.add_argument("--decisions", type=int, default=NUM_DECISIONS, help="measured in each row")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of the thread; else the wall clock"
+    )
     options = parser.parse_args()
     say = say_of(options)
     chosen = [
@@ -160,7 +169,9 @@ def main() -> None:
     gc.disable()
     rows, speeds = [], []
     for devices, pipelines in chosen:
-        measured = measure(devices, pipelines, num_decisions=options.decisions)
+        measured = measure(
+            devices, pipelines, num_decisions=options.decisions, cpu_time=options.cpu_time
+        )
         rows.append(row(devices, pipelines, measured))
         speeds.append(1 / statistics.fmean(measured.folds_s))
         say(described(rows[-1], measured))
