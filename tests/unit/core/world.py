@@ -379,23 +379,9 @@ class World:
 
     def _inventories(self) -> None:
         for process in list(self.processes.values()):
+            head = {"pipeline": process.order.pipeline, "worker": process.worker}
             if process.order.role != "rollout":
-                self.say(
-                    process,
-                    e.WorkerAlive(
-                        id=self.new_id("alive"),
-                        pipeline=process.order.pipeline,
-                        worker=process.worker,
-                    ),
-                )
-            else:
-                held = tuple(parts.Held(name, epoch) for name, epoch in process.held.items())
-                self.say(
-                    process,
-                    e.Inventory(
-                        id=self.new_id("inventory"),
-                        pipeline=process.order.pipeline,
-                        worker=process.worker,
-                        held=held,
-                    ),
-                )
+                self.say(process, e.WorkerAlive(id=self.new_id("alive"), **head))
+                continue
+            held = tuple(parts.Held(name, epoch) for name, epoch in process.held.items())
+            self.say(process, e.Inventory(id=self.new_id("inventory"), held=held, **head))
