@@ -157,6 +157,12 @@ def _config(store_folder: Path, *, max_store_bytes: int | None) -> str:
     )
 
 
+def needed_store_bytes() -> int:
+    """Free bytes without which a server would not start."""
+    cluster = sum(spec.max_bytes for spec in Subjects().cluster_streams())
+    return int((cluster + PIPELINE_BYTES) / STORE_SHARE)
+
+
 def _check_store(store_folder: Path, *, max_store_bytes: int | None) -> None:
     try:
         store_folder.mkdir(parents=True, exist_ok=True)
@@ -167,8 +173,7 @@ def _check_store(store_folder: Path, *, max_store_bytes: int | None) -> None:
         raise BusError(
             f"the store {store_folder} is not writable ({error.strerror}): choose another folder"
         ) from error
-    cluster = sum(spec.max_bytes for spec in Subjects().cluster_streams())
-    needed_bytes = int((cluster + PIPELINE_BYTES) / STORE_SHARE)
+    needed_bytes = needed_store_bytes()
     if max_store_bytes is None and free_bytes < needed_bytes:
         raise BusError(
             f"the disk of the store {store_folder} is too full ({free_bytes} bytes free,"

@@ -90,6 +90,7 @@ class EmbeddedSystem:
         logs = run_folder / "logs"
         scheduler_folder, node_folder = str(run_folder / "scheduler"), str(run_folder / "node")
         self.url = server.url
+        self._server = server
         profile = run_folder / PROFILE_FILE
         adopted = ("--profile", str(profile)) if profile.exists() else ()
         self.scheduler = Program(
@@ -113,6 +114,10 @@ class EmbeddedSystem:
             log_path=logs / "node.log",
         )
         self._children: tuple[Child, ...] = (server, self.scheduler, self.node)
+
+    async def restart_store(self) -> None:
+        """End nats-server; who supervises starts it again, on the same port and store."""
+        await self._server.stop(grace_s=0)
 
     async def supervise(self, on_notice: Callable[[str], None]) -> None:
         """Restart what ends, until cancelled; raises `GaveUpError`."""

@@ -180,7 +180,9 @@ class WatchedRun:
             self._view.on_notice(f"bus: {system.url}")
             supervising = asyncio.create_task(system.supervise(self._view.on_notice))
             driving = asyncio.create_task(self._drive(system.url))
-            disk = asyncio.create_task(watch_disk(self.folder, self._view.on_notice))
+            disk = asyncio.create_task(
+                watch_disk(self.folder, self._view.on_notice, on_room=system.restart_store)
+            )
             try:
                 await asyncio.wait({supervising, driving}, return_when=asyncio.FIRST_COMPLETED)
                 if driving.done():
