@@ -41,7 +41,7 @@ def trained(folder: Path) -> dict[int, list[dict[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize("max_staleness", [1, 2, 4])
+@pytest.mark.parametrize("max_staleness", [1, 4])
 async def test_no_trained_sample_is_older_than_the_bound_and_none_is_thrown_away(
     tmp_path: Path, max_staleness: int
 ) -> None:

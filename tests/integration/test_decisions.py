@@ -17,6 +17,7 @@ from tests.integration.live_run import LiveRun, Recording, run_program, subscrib
 
 pytestmark = pytest.mark.slow
 
+NUM_STEPS = 12
 DECISIONS = ("make_groups", "place_sequences", "batch_cut")
 
 
@@ -41,7 +42,7 @@ def test_a_replay_of_the_recorded_events_gives_the_commands_of_the_live_run(
 
 
 async def test_nothing_is_decided_while_the_scheduler_is_stopped(tmp_path: Path) -> None:
-    with LiveRun(tmp_path, "trainer.num_steps=30") as live:
+    with LiveRun(tmp_path, f"trainer.num_steps={NUM_STEPS}") as live:
         await asyncio.to_thread(live.until, lambda: live.num_steps_done() >= 2)
         scheduler = live.service("scheduler")
         scheduler.send_signal(signal.SIGSTOP)
@@ -55,4 +56,4 @@ async def test_nothing_is_decided_while_the_scheduler_is_stopped(tmp_path: Path)
         scheduler.send_signal(signal.SIGCONT)
         await client.close()
         assert await asyncio.to_thread(live.wait) == 0, live.story()
-        assert live.tiny()["version"] == 30
+        assert live.tiny()["version"] == NUM_STEPS

@@ -68,10 +68,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         }
 
 
-@pytest.mark.parametrize("policy", ["unmanaged", "rlix", "jigsaw"])
+@pytest.mark.parametrize("policy", ["rlix", "jigsaw"])
 def test_beside_each_other_no_bit_changes(
     alone: dict[str, Any], tmp_path: Path, policy: str
 ) -> None:
+    """Under `shuffle`, which places as `unmanaged` does, see below."""
     with LiveRun(tmp_path, *CHANGES, pipeline=TEXTS[0], others=TEXTS[1:], policy=policy) as live:
         assert live.wait(300) == 0, live.story()
         for name in NAMES:
@@ -83,7 +84,7 @@ def test_beside_each_other_no_bit_changes(
     assert all(p["num_tokens_again"] == 0 for p in pipelines)
     moved = sum(p["num_migrations"] for p in pipelines)
     gathered = any(state.work.gathered for state in states)
-    assert (moved > 0 or gathered) == (policy != "unmanaged")
+    assert moved > 0 or gathered
 
 
 def test_hundreds_of_moves_and_changed_shares_change_no_bit(
