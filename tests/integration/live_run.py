@@ -168,6 +168,19 @@ class LiveRun:
                 found.setdefault(role, process)  # parents come before their children
         return found
 
+    def workers(self, role: str) -> dict[str, psutil.Process]:
+        """Workers of a role that run, by id."""
+        found: dict[str, psutil.Process] = {}
+        for process in self._descendants():
+            try:
+                command = process.cmdline()
+            except psutil.Error:
+                continue
+            name = command[command.index("--worker") + 1] if "--worker" in command else ""
+            if f".{role}" in name:
+                found.setdefault(name, process)
+        return found
+
     def _descendants(self) -> list[psutil.Process]:
         try:
             children: list[psutil.Process] = self.process.children(recursive=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.integration.live_run import LiveRun
@@ -14,24 +13,11 @@ from tests.integration.test_faults import assert_ended_well
 pytestmark = pytest.mark.slow
 
 
-def ranks(live: LiveRun) -> dict[str, psutil.Process]:
-    """Living trainer processes by tenant."""
-    found = {}
-    for process in live.process.children(recursive=True):
-        try:
-            command = process.cmdline()
-        except psutil.Error:
-            continue
-        if "services.trainer" in command and "--worker" in command:
-            found[command[command.index("--worker") + 1]] = process
-    return found
-
-
 @pytest.mark.parametrize("victim", ["tiny.trainer0", "tiny.trainer1"])
 def test_a_run_on_two_ranks_survives_the_death_of_either(tmp_path: Path, victim: str) -> None:
     with LiveRun(tmp_path, "trainer.num_ranks=2", "trainer.num_steps=6") as live:
         live.until(lambda: live.num_steps_done() >= 2)
-        first = ranks(live)
+        first = live.workers("trainer")
         assert set(first) == {"tiny.trainer0", "tiny.trainer1"}
         first[victim].send_signal(signal.SIGKILL)
         # The other ends too, within seconds, whatever it was at.

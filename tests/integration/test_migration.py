@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import psutil
 import pytest
 
 from jigsawrl.contract.commands import MigrateSequences
@@ -65,19 +64,6 @@ def start(folder: Path, *changes: str, policy: str = "shuffle") -> LiveRun:
     return LiveRun(folder, *changes, pipeline=PIPELINE, policy=policy)
 
 
-def rollouts(live: LiveRun) -> dict[str, psutil.Process]:
-    """Rollout workers that run, by id."""
-    found = {}
-    for process in live.process.children(recursive=True):
-        try:
-            command = process.cmdline()
-        except psutil.Error:
-            continue
-        if "--worker" in command and ".rollout" in (name := command[command.index("--worker") + 1]):
-            found.setdefault(name, process)
-    return found
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One worker, nothing moves."""
@@ -119,7 +105,7 @@ def test_killed_sources_and_targets_change_no_bit(
         for kill in range(4):
             live.until(lambda done=kill + 1: live.num_steps_done() >= done)  # type: ignore[misc]
             time.sleep(random.uniform(0.0, 0.5))
-            workers = rollouts(live)
+            workers = live.workers("rollout")
             if workers:
                 workers[random.choice(sorted(workers))].kill()
         assert_same(live, undisturbed, num_migrations=100)
@@ -130,8 +116,8 @@ def test_a_worker_that_is_frozen_amid_moves_and_returns_changes_no_bit(
 ) -> None:
     with start(tmp_path, TWO) as live:
         live.until(lambda: live.num_steps_done() >= 2)
-        live.until(lambda: len(rollouts(live)) == 2)
-        frozen = rollouts(live)["tiny.rollout0"]
+        live.until(lambda: len(live.workers("rollout")) == 2)
+        frozen = live.workers("rollout")["tiny.rollout0"]
         frozen.send_signal(signal.SIGSTOP)
         time.sleep(12.0)  # leases of moves and placements end; the worker is not lost yet
         frozen.send_signal(signal.SIGCONT)
