@@ -40,6 +40,8 @@ def graph_of(state: State) -> Graph:
                 pipeline=pipeline.name,
                 version=pipeline.version,
                 max_staleness=pipeline.spec.max_staleness,
+                # Of a run that is over, it is told what a step was like.
+                last_version=pipeline.spec.num_steps if pipeline.active else None,
                 ended=phases.Ended(pipeline) if pipeline.active else frozenset(),
                 generating=pipeline.num_generating,
             ),
