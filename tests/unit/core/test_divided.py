@@ -9,8 +9,8 @@ import pytest
 from jigsawrl.contract import events as e
 from jigsawrl.core import invariants
 from tests.unit.core.divided import DividedWorld, times_s
+from tests.unit.core.hostile import check_replay
 from tests.unit.core.rollouts import TOKEN_S, num_tokens_of
-from tests.unit.core.test_world import check_replay
 from tests.unit.core.world import spec
 
 SEEDS = range(4)

@@ -16,7 +16,7 @@ from jigsawrl.contract.message import SubStageKind, Worker
 from jigsawrl.contract.spec import Device
 from jigsawrl.core.gathering import Work
 from jigsawrl.core.work_history import Sum, left_s
-from tests.unit.core.test_world import check_history, check_replay
+from tests.unit.core.hostile import check_history, check_replay
 from tests.unit.core.world import Faults, World, asynchronous, spec
 
 SECONDS = (0.0, 5e-324, 0.5, 3e4, 1e9, 1.7e308, math.inf, math.nan, -1.0, -1.7e308, -math.inf)

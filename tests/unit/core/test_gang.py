@@ -12,9 +12,9 @@ from jigsawrl.core import invariants
 from jigsawrl.core.policies.placement import Occupancy, place
 from jigsawrl.core.state import new_pipeline
 from jigsawrl.core.status import pipeline_status
+from tests.unit.core.hostile import check_replay
 from tests.unit.core.tenants import Process
 from tests.unit.core.test_decisions import issued, pipeline_of
-from tests.unit.core.test_world import check_replay
 from tests.unit.core.world import Faults, World, spec
 
 
