@@ -112,6 +112,8 @@ class WorkHistory(msgspec.Struct):
     """Steps closed."""
     plans: dict[int, list[str]] = {}
     """By version: the workers that generate its step; none = all, as where nothing was planned."""
+    newest_plan: list[str] = []
+    """That of the step that began last."""
     gathered: dict[int, dict[SubStageKind, Cost]] = {}
     """By the number of workers of such steps: what each of them did."""
     longest: dict[str, list[tuple[float, str]]] = {}

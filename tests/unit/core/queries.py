@@ -15,3 +15,16 @@ def pipeline_of(world: World, name: str = "p") -> Pipeline:
 
 def issued(world: World, kind: type[T]) -> list[T]:
     return [command for batch in world.issued for command in batch if isinstance(command, kind)]
+
+
+def placed_on(world: World, pipeline: str) -> list[set[str]]:
+    """Workers of each step's first placements, by step."""
+    steps: dict[str, set[str]] = {}
+    for command in issued(world, c.PlaceSequences):
+        for placement in command.placements:
+            name, group, _ = placement.sequence.split("/")
+            if name == pipeline and placement.epoch == 1:
+                steps.setdefault(group, set()).add(command.worker.id)
+    size = world.scheduler.state.pipelines[pipeline].spec.groups_per_batch
+    groups = list(steps.values())
+    return [set().union(*groups[i : i + size]) for i in range(0, len(groups), size)]

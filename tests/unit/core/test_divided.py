@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from statistics import fmean
 
 import pytest
@@ -10,6 +11,7 @@ from jigsawrl.contract import events as e
 from jigsawrl.core import invariants
 from tests.unit.core.divided import DividedWorld, times_s
 from tests.unit.core.hostile import check_replay
+from tests.unit.core.queries import placed_on
 from tests.unit.core.rollouts import TOKEN_S, num_tokens_of
 from tests.unit.core.world import spec
 
@@ -17,11 +19,10 @@ SEEDS = range(4)
 NUM_STEPS = 12
 
 LEAST_GAIN = 1.2
-"""Of look-ahead; on these seeds it is 1.40 over `unmanaged` and 1.84 over `serial`."""
+"""Of look-ahead; on these seeds it is 1.46 over `unmanaged` and 1.93 over `serial`."""
 
-FROM_GREEDY = 1.05
-"""Makespan over that of the greedy choice, at most; 1.02 on these seeds. Look-ahead sees two steps: it
-holds the other pipeline's short training behind a tail that is on their critical path."""
+FROM_GREEDY = 1.02
+"""Makespan over that of the greedy choice, at most; 1.00 on these seeds, where both gather alike."""
 
 
 def makespan_s(policy: str, *, seeds: range = SEEDS) -> float:
@@ -30,12 +31,21 @@ def makespan_s(policy: str, *, seeds: range = SEEDS) -> float:
     return fmean(max(times_s(pipelines, policy=policy, seed=seed).values()) for seed in seeds)
 
 
-def test_look_ahead_beats_pipelines_that_are_left_alone_and_is_not_far_from_greedy() -> None:
+def test_look_ahead_beats_pipelines_that_are_left_alone_and_is_no_slower_than_greedy() -> None:
     ahead_s = makespan_s("jigsaw")
     # These choose nothing that a seed, which moves commands by milliseconds, could turn.
     for policy in ("unmanaged", "serial"):
         assert LEAST_GAIN * ahead_s < makespan_s(policy, seeds=range(1)), policy
     assert ahead_s < FROM_GREEDY * makespan_s("jigsaw-greedy")
+
+
+def test_without_a_clear_gain_a_step_is_generated_where_the_one_before_was() -> None:
+    pipelines = [spec(name, num_steps=NUM_STEPS, evaluation=None) for name in ("a", "b")]
+    world = DividedWorld(pipelines, policy="jigsaw")
+    world.run()
+    for name in ("a", "b"):
+        steps = placed_on(world, name)
+        assert sum(before != after for before, after in itertools.pairwise(steps)) <= 2, steps
 
 
 @pytest.mark.parametrize("policy", ["unmanaged", "jigsaw"])

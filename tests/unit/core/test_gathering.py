@@ -18,7 +18,7 @@ from jigsawrl.core.work_history import (
     expected_of,
     observe,
 )
-from tests.unit.core.queries import issued
+from tests.unit.core.queries import issued, placed_on
 from tests.unit.core.world import Faults, World, spec
 
 TABLE = SlowdownTable(CPU_SLOT)
@@ -215,19 +215,6 @@ def test_what_happens_elsewhere_is_what_the_planned_workers_there_do() -> None:
         elsewhere = [node.work_s for node in nodes if node.kind == "elsewhere"]
         one = gathered(SPREAD, num_workers=1)  # type: ignore[arg-type]
         assert elsewhere == pytest.approx([sum(work.work_s for work in one.values())] * num)
-
-
-def placed_on(world: World, pipeline: str) -> list[set[str]]:
-    """Workers of each step's first placements, by step."""
-    steps: dict[str, set[str]] = {}
-    for command in issued(world, c.PlaceSequences):
-        for placement in command.placements:
-            name, group, _ = placement.sequence.split("/")
-            if name == pipeline and placement.epoch == 1:
-                steps.setdefault(group, set()).add(command.worker.id)
-    size = world.scheduler.state.pipelines[pipeline].spec.groups_per_batch
-    groups = list(steps.values())
-    return [set().union(*groups[i : i + size]) for i in range(0, len(groups), size)]
 
 
 def test_beside_another_pipeline_a_step_may_go_to_one_worker_alone_it_goes_to_all() -> None:

@@ -31,7 +31,8 @@ MAX_SINGLE = 4
 """Up to so many workers each is tried alone; of more, only those whose devices have least to do."""
 
 LEAST_GAIN = 0.02
-"""Of the predicted cost: less is no reason to leave a device."""
+"""Of the predicted cost: less is no reason to generate elsewhere than in the step before. What is
+expected of workers that did not generate lately is less certain than that."""
 
 PLAYED_NODES = 200
 """Of one choice: the far end of a longer graph is a guess anyway. In a shorter one as many may end in
@@ -82,7 +83,8 @@ def plan(state: State, pipeline: Pipeline, *, predict: Predict, within: Surround
         best = _part(pipeline, workers, neighbours)
     elif neighbours:
         best, num_expanded = _best(pipeline, workers, neighbours, predict=predict, within=within)
-    pipeline.work.plans[pipeline.version] = list(best) if len(best) < len(workers) else []
+    plan = list(best) if len(best) < len(workers) else []
+    pipeline.work.plans[pipeline.version] = pipeline.work.newest_plan = plan
     return num_expanded
 
 
@@ -148,7 +150,8 @@ def _neighbours(state: State, pipeline: Pipeline) -> list[Pipeline]:
 
 
 def _choices(pipeline: Pipeline, workers: list[str], others: list[Node]) -> list[tuple[str, ...]]:
-    """All first, then half of them, and so on, those first whose devices others need least."""
+    """Those of the step before first; then all, half of them, and so on, those first whose devices
+    others need least."""
     load_s: dict[str | None, float] = {}
     for node in others:
         load_s[node.device] = load_s.get(node.device, 0.0) + node.work_s
@@ -160,7 +163,8 @@ def _choices(pipeline: Pipeline, workers: list[str], others: list[Node]) -> list
         num //= 2
     if len(workers) <= MAX_SINGLE:
         choices += [(name,) for name in order[1:]]
-    return choices
+    before = frozenset(pipeline.work.newest_plan)
+    return sorted(choices, key=lambda choice: before != frozenset(choice))
 
 
 def _judge(nodes: tuple[Node, ...], pipeline: Pipeline, within: Surroundings) -> Listed | None:
