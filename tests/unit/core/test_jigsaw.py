@@ -53,7 +53,7 @@ def test_with_history_it_decides_sets_shares_and_predicts() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tails_are_merged_and_no_token_is_made_twice(seed: int) -> None:
-    pipelines = [spec(name, num_steps=15, evaluation=None) for name in ("a", "b")]
+    pipelines = [spec(name, num_steps=15, evaluation=None) for name in ("a", "b", "c")]
     world = World(seed=seed, faults=Faults(), pipelines=pipelines, policy="jigsaw")
     world.run()
     statuses = [

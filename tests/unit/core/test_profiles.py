@@ -27,7 +27,7 @@ def profile(*, beside: float = 0.45, tail: int = 8) -> DeviceProfile:
 
 
 def ran(adopted: DeviceProfile | None, *, num_steps: int = 8) -> World:
-    pipelines = [spec(name, num_steps=num_steps, evaluation=None) for name in ("a", "b")]
+    pipelines = [spec(name, num_steps=num_steps, evaluation=None) for name in ("a", "b", "c")]
     world = World(seed=4, faults=Faults(), pipelines=pipelines, policy="jigsaw", profile=adopted)
     world.run()
     return world
