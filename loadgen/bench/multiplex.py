@@ -244,7 +244,11 @@ def _say_more(bench: Bench, pipelines: Sequence[PipelineConfig], ours: list[Meas
     num_steps = sum(config.trainer.num_steps for config in pipelines)
     moves = statistics.median(sum(m.num_migrations.values()) for m in ours)
     errors = [m.prediction_error for m in ours if m.prediction_error is not None]
-    bench.say(f"migrations per step: {moves / num_steps:.1f}")
+    gathered = statistics.median(sum(m.num_gathered.values()) for m in ours)
+    bench.say(
+        f"migrations per step: {moves / num_steps:.1f}; steps that few workers generated from the"
+        f" begin, so that nothing had to move: {gathered:.0f} of {num_steps}"
+    )
     bench.say(f"tokens generated twice: {sum(m.num_tokens_again for m in ours)}")
     if errors:
         bench.say(f"median error of predicted sub-stage work: {statistics.median(errors):.0%}")

@@ -56,6 +56,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
     """Of all processes of the run, starts included."""
     num_migrations: dict[str, int]
+    num_gathered: dict[str, int]
+    """By pipeline: steps that fewer than all of its rollout workers generated."""
     num_tokens_again: int
     prediction_error: float | None
     """Median of |predicted - observed| / observed, of sub-stages in the core seconds that they take."""
@@ -144,6 +146,12 @@ def measure(run_folder: Path, summary: dict[str, Any], *, cpu_s: float) -> Measu
         },
         cpu_s=cpu_s,
         num_migrations={name: p["num_migrations"] for name, p in pipelines.items()},
+        num_gathered={
+            name: _num_gathered(
+                name, spans, num_workers=sum(w.startswith(f"{name}.rollout") for w in ready_s)
+            )
+            for name in pipelines
+        },
         num_tokens_again=sum(p["num_tokens_again"] for p in pipelines.values()),
         prediction_error=median_error(errors),
         num_trained_tokens=sum(p.num_trained_tokens for p in state.pipelines.values()),
@@ -170,6 +178,14 @@ def _steps_s(begin_s: float, published_s: Iterable[float]) -> list[float]:
     """The weights that a pipeline begins with end no step."""
     ends_s = [begin_s, *sorted(published_s)[1:]]
     return [after - before for before, after in itertools.pairwise(ends_s)]
+
+
+def _num_gathered(name: str, spans: list[tuple[str, str, SubStage]], *, num_workers: int) -> int:
+    workers: dict[int, set[str]] = {}
+    for pipeline, worker, span in spans:
+        if pipeline == name and span.kind in ("bulk_decode", "tail_decode"):
+            workers.setdefault(span.version, set()).add(worker)
+    return sum(len(step) < num_workers for step in workers.values())
 
 
 def _wait_s(name: str, spans: list[tuple[str, str, SubStage]]) -> float:
