@@ -48,7 +48,7 @@ def graph_of(state: State) -> Graph:
         )
     ]
     if not nodes:
-        raise ValueError("nothing is predicted yet: a pipeline must have trained three steps")
+        raise ValueError("nothing is predicted yet: a pipeline must have trained a step")
     devices = sorted({node.device for node in nodes if node.device is not None})
     return Graph(nodes, devices=[DeviceBudget(id=device) for device in devices])
 
