@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jigsawrl.core import phases
+from jigsawrl.core.group import GENERATING, Sequence
 from jigsawrl.core.policies import POLICIES
 from jigsawrl.core.policies.jigsaw import Jigsaw
 from jigsawrl.core.policies.rlix import Rlix
-from jigsawrl.core.state import GENERATING, Pipeline, Sequence, State, Tenant
+from jigsawrl.core.state import Pipeline, State, Tenant
 
 
 def doing(state: State, pipeline: Pipeline, tenant: Tenant) -> tuple[str, str]:

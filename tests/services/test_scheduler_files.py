@@ -13,8 +13,9 @@ from jigsawrl.bus.base import BusError
 from jigsawrl.config import InitModelConfig, PipelineConfig, SortDigitsConfig, TrainerConfig
 from jigsawrl.config_algorithm import GRPOConfig
 from jigsawrl.contract.message import Ref, Worker
+from jigsawrl.core.group import Group, Sequence
 from jigsawrl.core.scheduler import Scheduler
-from jigsawrl.core.state import Group, Sequence, State, new_pipeline
+from jigsawrl.core.state import State, new_pipeline
 from services.scheduler.replay import replay
 from services.scheduler.segments import Entry, last_written, read_segments, write_segment
 from services.scheduler.sizing import (

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from jigsawrl.core import tally
 from jigsawrl.core.filtering import trains_smaller
+from jigsawrl.core.group import Group, Sequence
 from jigsawrl.core.groups import end
-from jigsawrl.core.state import Group, Pipeline, Sequence
+from jigsawrl.core.state import Pipeline
 
 
 def capacity(pipeline: Pipeline) -> int:

@@ -18,9 +18,10 @@ from jigsawrl.contract.parts import SubStage
 from jigsawrl.core import ids, observing
 from jigsawrl.core.admission import drop_stale
 from jigsawrl.core.filtering import trains_smaller
+from jigsawrl.core.group import Group
 from jigsawrl.core.ledger import ledger_after
 from jigsawrl.core.outbox import Outbox
-from jigsawrl.core.state import Cut, Group, Pipeline, State, Tenant
+from jigsawrl.core.state import Cut, Pipeline, State, Tenant
 from jigsawrl.core.workers import current
 
 MAX_SPAN_S = 86_400.0

@@ -16,10 +16,11 @@ from jigsawrl.contract.commands import (
 )
 from jigsawrl.contract.message import Role
 from jigsawrl.core import admission, ids, tally
+from jigsawrl.core.group import Group, Sequence
 from jigsawrl.core.groups import reclaim, reclaim_prompt
 from jigsawrl.core.migration import EXPORT_LEASE_S
 from jigsawrl.core.outbox import Outbox
-from jigsawrl.core.state import Group, Pipeline, Sequence, State, Tenant
+from jigsawrl.core.state import Pipeline, State, Tenant
 
 ACCEPT_LEASE_S = 5.0
 """A placement is confirmed within this, or goes elsewhere."""

@@ -15,8 +15,9 @@ lengths. Where the baseline is the batch's or a critic's the config refuses dyna
 from __future__ import annotations
 
 from jigsawrl.core import pipelines
+from jigsawrl.core.group import Group
 from jigsawrl.core.groups import end
-from jigsawrl.core.state import Group, Pipeline, State
+from jigsawrl.core.state import Pipeline, State
 
 
 def exhausted(pipeline: Pipeline) -> bool:

@@ -18,7 +18,8 @@ from jigsawrl.contract.events import (
 )
 from jigsawrl.contract.message import Worker
 from jigsawrl.core import ids, tally
-from jigsawrl.core.state import GENERATING, Fate, Group, Pipeline, Sequence, State
+from jigsawrl.core.group import GENERATING, Group, Sequence
+from jigsawrl.core.state import Fate, Pipeline, State
 
 
 def find(pipeline: Pipeline, sequence: str) -> tuple[Group, Sequence] | None:

@@ -14,10 +14,11 @@ from jigsawrl.contract.commands import PublishWeights
 from jigsawrl.contract.events import CheckpointCommitted, VersionPublished
 from jigsawrl.contract.message import Ledger
 from jigsawrl.core import evaluation, observing, pace, pipelines, profiles
+from jigsawrl.core.group import Group
 from jigsawrl.core.groups import end, revive
 from jigsawrl.core.ledger import begin_after
 from jigsawrl.core.outbox import Outbox
-from jigsawrl.core.state import Cut, Group, Pipeline, Published, State
+from jigsawrl.core.state import Cut, Pipeline, Published, State
 from jigsawrl.core.workers import current
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from jigsawrl.core import tally
+from jigsawrl.core.group import GENERATING
 from jigsawrl.core.shares import TOLERANCE
-from jigsawrl.core.state import FATES, GENERATING, Pipeline, State
+from jigsawrl.core.state import FATES, Pipeline, State
 from jigsawrl.core.status import in_flight
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jigsawrl.contract.message import Ledger
+from jigsawrl.core.group import Group
 from jigsawrl.core.ids import IdRanges
-from jigsawrl.core.state import FATES, Fate, Group, Pipeline
+from jigsawrl.core.state import FATES, Fate, Pipeline
 
 
 def ledger_after(pipeline: Pipeline, groups: Iterable[Group], *, cursor: int) -> Ledger:

@@ -17,9 +17,10 @@ from jigsawrl.contract.events import SequencesExported
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.parts import Held, SequenceExport
 from jigsawrl.core import ids
+from jigsawrl.core.group import Group, Sequence
 from jigsawrl.core.groups import find, held, queue, reclaim
 from jigsawrl.core.outbox import Outbox
-from jigsawrl.core.state import Group, Pipeline, Sequence, State
+from jigsawrl.core.state import Pipeline, State
 
 EXPORT_LEASE_S = 5.0
 """An order to move is answered within this, as a placement is accepted, or the sequence restarts."""

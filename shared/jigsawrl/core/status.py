@@ -5,8 +5,9 @@ from __future__ import annotations
 from jigsawrl.contract.requests import FateCounts, PipelineStatus, WorkerStatus
 from jigsawrl.core import ids, room
 from jigsawrl.core.dispatch import num_held
+from jigsawrl.core.group import Group, Sequence
 from jigsawrl.core.pipelines import running_s
-from jigsawrl.core.state import FATES, Group, Pipeline, Sequence, State, Tenant
+from jigsawrl.core.state import FATES, Pipeline, State, Tenant
 
 MAX_IDS = 8
 """Ids named per cause; the rest is counted."""

@@ -8,7 +8,8 @@ with a full walk.
 
 from __future__ import annotations
 
-from jigsawrl.core.state import GENERATING, Pipeline, Sequence
+from jigsawrl.core.group import GENERATING, Sequence
+from jigsawrl.core.state import Pipeline
 
 
 def enter(pipeline: Pipeline, sequence: Sequence) -> None:

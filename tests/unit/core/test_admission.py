@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jigsawrl.core.admission import admit, capacity
+from jigsawrl.core.group import Group
 from jigsawrl.core.ledger import ledger_after
-from jigsawrl.core.state import Cut, Group, Pipeline, new_pipeline
+from jigsawrl.core.state import Cut, Pipeline, new_pipeline
 from tests.unit.core.world import asynchronous
 
 NUM_STEPS = 1000

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from jigsawrl.contract.message import Worker
 from jigsawrl.core import horizon, invariants, phases, tally
+from jigsawrl.core.group import Sequence
 from jigsawrl.core.policies.jigsaw import MAX_HOLD_S
 from jigsawrl.core.prediction import Outlook, predict
-from jigsawrl.core.state import Sequence, new_pipeline
+from jigsawrl.core.state import new_pipeline
 from jigsawrl.core.work_history import Observation, WorkHistory, close, observe
 from loadgen.bench.cluster import Cluster
 from loadgen.bench.scheduler import Measured, exponent, percentile, row, specs

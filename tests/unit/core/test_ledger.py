@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from jigsawrl.contract.commands import BatchCut, MakeGroups
 from jigsawrl.contract.message import Ledger
 from jigsawrl.core import invariants
+from jigsawrl.core.group import Group, Sequence
 from jigsawrl.core.ids import IdRanges
 from jigsawrl.core.ledger import begin_after, ledger_after
-from jigsawrl.core.state import FATES, Group, Sequence, new_pipeline
+from jigsawrl.core.state import FATES, new_pipeline
 from tests.unit.core.world import Faults, World, asynchronous, spec
 
 NUM_GROUPS = 12

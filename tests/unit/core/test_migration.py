@@ -10,8 +10,9 @@ from jigsawrl.contract import events as e
 from jigsawrl.contract import parts
 from jigsawrl.contract.message import Worker
 from jigsawrl.core import ids, invariants, tally
+from jigsawrl.core.group import Sequence
 from jigsawrl.core.migration import MIN_STAY_S, Move, merge_tail
-from jigsawrl.core.state import Pipeline, Sequence
+from jigsawrl.core.state import Pipeline
 from jigsawrl.core.status import pipeline_status
 from tests.unit.core.movers import Once
 from tests.unit.core.rollouts import Made, num_tokens_of

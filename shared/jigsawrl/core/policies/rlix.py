@@ -28,12 +28,13 @@ from collections.abc import Collection
 
 from jigsawrl.core import ids
 from jigsawrl.core.allotment import Allotment, Request
+from jigsawrl.core.group import GENERATING, Sequence
 from jigsawrl.core.migration import MIN_STAY_S, Move
 from jigsawrl.core.policies.base import Policy, Start
 from jigsawrl.core.policies.gap_ratio import Demand, Worker, gap_ratio, out_of_balance
 from jigsawrl.core.policies.starting import start_all
 from jigsawrl.core.shares import Wanted, equal
-from jigsawrl.core.state import GENERATING, Pipeline, Sequence, State, Tenant
+from jigsawrl.core.state import Pipeline, State, Tenant
 
 INITIALISATION, TRAINING = 0, 1
 """Tiers of requests; generation comes after both."""
