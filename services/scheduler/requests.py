@@ -1,5 +1,8 @@
-"""What clients ask the leader: submit, cancel, status. It makes a pipeline's streams and publishes the
-event; whatever follows is decided by the core when it folds that event."""
+"""What clients ask the leader: submit, cancel, pause, resume, status.
+
+It makes a pipeline's streams and publishes the event; whatever follows is decided by the core when it
+folds that event.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,18 @@ import msgspec
 from jigsawrl.bus.base import Bus, BusError
 from jigsawrl.config import PipelineConfig, decode_config
 from jigsawrl.contract.codec import EVENTS, UndecodableError, encode
-from jigsawrl.contract.events import PipelineCancelled, PipelineSubmitted
+from jigsawrl.contract.events import (
+    PipelineCancelled,
+    PipelinePaused,
+    PipelineResumed,
+    PipelineSubmitted,
+)
 from jigsawrl.contract.message import Message, message_id
 from jigsawrl.contract.requests import (
     Cancel,
+    Pause,
     PipelineStatus,
+    Resume,
     Status,
     StatusQuery,
     Submit,
@@ -56,8 +66,8 @@ class Requests:
         self._journal = journal
         self._scheduler = scheduler
         self._submitting = asyncio.Lock()
-        self._cancelled: dict[str, str | None] = {}
-        """Id of a `Cancel` -> id of the submission that it ended: a repeated request ends no other."""
+        self._meant: dict[str, str | None] = {}
+        """Id of a request -> id of the submission that it meant: a repeat changes no other."""
         self._num_dead_letters = 0
         self._full: dict[str, list[str]] = {}
         """Per pipeline, or "" for all: what is nearly full."""
@@ -68,8 +78,8 @@ class Requests:
         if isinstance(request, Submit):
             async with self._submitting:
                 return _answer(request, await self._submit(request))
-        if isinstance(request, Cancel):
-            return _answer(request, await self._cancel(request))
+        if isinstance(request, Cancel | Pause | Resume):
+            return _answer(request, await self._change(request))
         if isinstance(request, StatusQuery):
             return await self._status(request)
         raise ValueError(f"the scheduler does not answer {request.tag()}")
@@ -129,7 +139,8 @@ class Requests:
             needed = data.max_bytes + weights.max_bytes
             raise BusError(f"pipeline {config.name} needs {needed} bytes: {error}") from error
 
-    async def _cancel(self, request: Cancel) -> str | None:
+    async def _change(self, request: Cancel | Pause | Resume) -> str | None:
+        """Of one pipeline; again to no effect."""
         try:
             await self._fence()
         except BusError as error:
@@ -137,19 +148,12 @@ class Requests:
         known = self._scheduler.state.pipelines.get(request.pipeline)
         if known is None:
             return f"there is no pipeline {request.pipeline}"
+        if not known.live and not isinstance(request, Cancel):
+            return f"pipeline {request.pipeline} has {known.stage}: submit it again"
         submission = known.submissions[-1] if known.submissions else None
-        if known.live and self._cancelled.setdefault(request.id, submission) == submission:
-            event_id = message_id(PipelineCancelled.tag(), request.pipeline, request.id)
-            sequence = await self._bus.publish_event(
-                PipelineCancelled(
-                    id=event_id,
-                    cause=request.id,
-                    pipeline=request.pipeline,
-                    reason=request.reason,
-                    submission=submission,
-                )
-            )
-            await self._folded(sequence)
+        if known.live and self._meant.setdefault(request.id, submission) == submission:
+            event = _change_of(request, submission=submission)
+            await self._folded(await self._bus.publish_event(event))
         return None
 
     async def _status(self, request: StatusQuery) -> Status:
@@ -221,8 +225,23 @@ class Requests:
             await asyncio.sleep(0.005)
 
 
-def _answer(request: Submit | Cancel, error: str | None) -> Submitted:
+def _answer(request: Submit | Cancel | Pause | Resume, error: str | None) -> Submitted:
     return Submitted(id=message_id(Submitted.tag(), request.id), cause=request.id, error=error)
+
+
+def _change_of(
+    request: Cancel | Pause | Resume, *, submission: str | None
+) -> PipelineCancelled | PipelinePaused | PipelineResumed:
+    head: dict[str, Any] = {
+        "cause": request.id,
+        "pipeline": request.pipeline,
+        "submission": submission,
+    }
+    if isinstance(request, Cancel):
+        id = message_id(PipelineCancelled.tag(), request.pipeline, request.id)
+        return PipelineCancelled(id=id, reason=request.reason, **head)
+    event = PipelinePaused if isinstance(request, Pause) else PipelineResumed
+    return event(id=message_id(event.tag(), request.pipeline, request.id), **head)
 
 
 def _submitted(request: Submit, config: PipelineConfig, *, id: str) -> PipelineSubmitted:

@@ -72,6 +72,21 @@ class PipelineCancelled(Event, frozen=True, kw_only=True):
     """Id of the `PipelineSubmitted` that it ends; None ends whatever has the name."""
 
 
+class PipelinePaused(Event, frozen=True, kw_only=True):
+    """A client asked that nothing more of a pipeline begins, until `PipelineResumed`; what runs goes
+    on to its end."""
+
+    submission: str | None = None
+    """Id of the `PipelineSubmitted` that is meant; None = whatever has the name."""
+
+
+class PipelineResumed(Event, frozen=True, kw_only=True):
+    """A client asked that a paused pipeline goes on."""
+
+    submission: str | None = None
+    """Id of the `PipelineSubmitted` that is meant; None = whatever has the name."""
+
+
 # --- Nodes ---------------------------------------------------------------------------------------
 
 
@@ -304,6 +319,8 @@ EventType = (
     | Tick
     | PipelineSubmitted
     | PipelineCancelled
+    | PipelinePaused
+    | PipelineResumed
     | NodeStarted
     | NodeStopped
     | Heartbeat

@@ -32,6 +32,18 @@ class Cancel(Message, frozen=True, kw_only=True):
     reason: str
 
 
+class Pause(Message, frozen=True, kw_only=True):
+    """Begin nothing more of a pipeline until `Resume`; answered by `Submitted`."""
+
+    pipeline: str
+
+
+class Resume(Message, frozen=True, kw_only=True):
+    """Let a paused pipeline go on; answered by `Submitted`."""
+
+    pipeline: str
+
+
 class StatusQuery(Message, frozen=True, kw_only=True):
     """Ask the leader for the state of all pipelines; answered by `Status`."""
 
@@ -90,6 +102,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the next step waits for, by id; one entry a cause."""
     workers: tuple[WorkerStatus, ...]
     failure: str | None
+    paused: bool = False
+    """By a client: nothing more begins."""
     num_migrations: Count = 0
     """Live sequences that went from one worker to another."""
     num_migrated_tokens: Count = 0
@@ -211,6 +225,6 @@ class Activity(Message, frozen=True, kw_only=True):
     detail: str
 
 
-RequestType = Submit | Cancel | StatusQuery | HeldOutQuery | TurnQuery | ScoreQuery
+RequestType = Submit | Cancel | Pause | Resume | StatusQuery | HeldOutQuery | TurnQuery | ScoreQuery
 ReplyType = Submitted | Status | HeldOut | Turn | Scores | RequestRefused
 TelemetryType = Activity

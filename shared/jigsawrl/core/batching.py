@@ -96,7 +96,7 @@ def _first_unused_prompt(pipeline: Pipeline) -> int:
 def send(pipeline: Pipeline, outbox: Outbox) -> None:
     """Give the open cut to all ranks of every gang that stands at its version."""
     batch = pipeline.open_cut
-    if batch is None or not pipeline.gang_usable:
+    if batch is None or not pipeline.gang_usable or pipeline.paused:
         return
     if batch.sent_gang == pipeline.gang_epoch or pipeline.trainer_version != batch.version:
         return

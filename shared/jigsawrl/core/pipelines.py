@@ -5,6 +5,7 @@ from __future__ import annotations
 from jigsawrl.contract.events import PipelineSubmitted
 from jigsawrl.core import shares
 from jigsawrl.core.groups import end
+from jigsawrl.core.pace import begin_again
 from jigsawrl.core.state import Pipeline, PipelineStage, State, new_pipeline
 
 MIN_FAILED_IN_ROW = 64
@@ -61,6 +62,30 @@ def give_up(state: State, pipeline: Pipeline) -> None:
     if pipeline.num_failed_in_row >= bound:
         reason = f"{bound} groups in a row failed, the last: {pipeline.last_group_failure}"
         fail(state, pipeline, reason)
+
+
+def pause(pipeline: Pipeline) -> None:
+    """Begin nothing more of it; what runs goes on to its end, so that nothing is made twice."""
+    pipeline.paused = True
+
+
+def resume(state: State, pipeline: Pipeline) -> None:
+    """Go on. The time of the pause counts against no promise."""
+    if pipeline.paused:
+        pipeline.paused = False
+        begin_again(pipeline, now_s=state.clock.now_s)
+
+
+def why_paused(pipeline: Pipeline) -> str | None:
+    """What it waits for, for people; None where it is not paused."""
+    return f"its user: jigsaw resume {pipeline.name}" if pipeline.paused else None
+
+
+def rests(pipeline: Pipeline) -> bool:
+    """Paused, with nothing under way on a device."""
+    cut = pipeline.open_cut
+    trains = cut is not None and cut.sent_gang == pipeline.gang_epoch
+    return pipeline.paused and not trains and not any(pipeline.num_generating.values())
 
 
 def missing_companion(state: State, pipeline: Pipeline) -> str | None:

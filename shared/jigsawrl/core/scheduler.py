@@ -71,6 +71,8 @@ class Scheduler:
         }
         self._of_pipeline: dict[type[Event], Callable[[Pipeline, Any], None]] = {
             events.PipelineCancelled: self._cancelled,
+            events.PipelinePaused: self._paused,
+            events.PipelineResumed: self._resumed,
             events.WorkerStarted: lambda p, e: workers.started(self.state, p, e),
             events.WorkerExited: lambda p, e: workers.exited(self.state, p, e),
             events.WorkerFailed: self._worker_failed,
@@ -195,10 +197,27 @@ class Scheduler:
             state.touch(state.pipelines[name])
 
     def _cancelled(self, pipeline: Pipeline, event: events.PipelineCancelled) -> None:
-        if event.submission not in (None, *pipeline.submissions[-1:]):
-            self.state.num_ignored += 1  # It meant an earlier one of this name.
-            return
-        pipelines.fail(self.state, pipeline, f"cancelled: {event.reason}")
+        if self._is_meant(pipeline, event):
+            pipelines.fail(self.state, pipeline, f"cancelled: {event.reason}")
+
+    def _paused(self, pipeline: Pipeline, event: events.PipelinePaused) -> None:
+        if self._is_meant(pipeline, event):
+            pipelines.pause(pipeline)
+
+    def _resumed(self, pipeline: Pipeline, event: events.PipelineResumed) -> None:
+        if self._is_meant(pipeline, event):
+            pipelines.resume(self.state, pipeline)
+
+    def _is_meant(
+        self,
+        pipeline: Pipeline,
+        event: events.PipelineCancelled | events.PipelinePaused | events.PipelineResumed,
+    ) -> bool:
+        """False where it meant an earlier one of this name."""
+        if event.submission in (None, *pipeline.submissions[-1:]):
+            return True
+        self.state.num_ignored += 1
+        return False
 
     def _worker_ready(self, pipeline: Pipeline, event: events.WorkerReady) -> None:
         if not workers.ready(self.state, pipeline, event):
@@ -278,8 +297,11 @@ class Scheduler:
 
     def _place(self, pipeline: Pipeline, outbox: Outbox) -> None:
         """Unless others come first: then the prompts are made meanwhile, which takes no device."""
-        missing = pipelines.missing_companion(self.state, pipeline)
-        pipeline.waits_for = missing or self._policy.turn(self.state, pipeline)
+        pipeline.waits_for = (
+            pipelines.why_paused(pipeline)
+            or pipelines.missing_companion(self.state, pipeline)
+            or self._policy.turn(self.state, pipeline)
+        )
         if pipeline.waits_for is None:
             dispatch.place(
                 pipeline,

@@ -124,6 +124,8 @@ class Pipeline(msgspec.Struct):
     stage: PipelineStage = "queued"
     waits_for: str | None = None
     """Why nothing of it may be placed now; for people."""
+    paused: bool = False
+    """By a client, until it is resumed by one."""
     failure: str | None = None
     tenants: dict[str, Tenant] = {}
     drops: dict[str, list[tuple[str, int]]] = {}

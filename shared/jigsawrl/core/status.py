@@ -6,7 +6,7 @@ from jigsawrl.contract.requests import FateCounts, PipelineStatus, WorkerStatus
 from jigsawrl.core import ids, room
 from jigsawrl.core.dispatch import num_held
 from jigsawrl.core.group import Group, Sequence
-from jigsawrl.core.pipelines import running_s
+from jigsawrl.core.pipelines import rests, running_s
 from jigsawrl.core.state import FATES, Pipeline, State, Tenant
 
 MAX_IDS = 8
@@ -34,6 +34,7 @@ def pipeline_status(state: State, pipeline: Pipeline) -> PipelineStatus:
         waiting_for=tuple(waiting_for(state, pipeline)),
         workers=tuple(_worker_status(t, loads[t.id]) for t in pipeline.tenants.values()),
         failure=pipeline.failure,
+        paused=pipeline.paused,
         num_migrations=pipeline.num_migrations,
         num_migrated_tokens=pipeline.num_migrated_tokens,
         num_tokens_again=pipeline.num_tokens_again,
@@ -88,12 +89,12 @@ def waiting_for(state: State, pipeline: Pipeline) -> list[str]:
     if pipeline.stage == "queued":
         return room.waits_for(state, pipeline)
     causes = [_tenant_wait(t) for t in pipeline.tenants.values() if not t.usable]
-    if pipeline.waits_for is not None and _has_more_to_place(pipeline):
+    if pipeline.waits_for is not None and (pipeline.paused or _has_more_to_place(pipeline)):
         causes.append(pipeline.waits_for)
     if pipeline.version is None:
         return causes or [f"the first weights of {_trainer(pipeline)}"]
     cut = pipeline.open_cut
-    if cut is not None:
+    if cut is not None and not rests(pipeline):
         causes.append(f"step {cut.version} on {_trainer(pipeline)}")
     causes += _work(pipeline)
     if pipeline.stage == "finishing":

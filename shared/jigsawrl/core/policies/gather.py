@@ -18,6 +18,7 @@ import msgspec
 
 from jigsawrl.core.graph import DeviceBudget, Graph, Node
 from jigsawrl.core.lookahead import MIN_PLAYS, Limits, Listed, Terms, listed
+from jigsawrl.core.pipelines import rests
 from jigsawrl.core.play import Position
 from jigsawrl.core.slowdown import SlowdownTable
 from jigsawrl.core.state import Pipeline, State
@@ -145,7 +146,9 @@ def _neighbours(state: State, pipeline: Pipeline) -> list[Pipeline]:
     devices = {t.device for t in pipeline.tenants.values() if t.device is not None}
     found = {n.partition(".")[0] for d in devices for n in state.residents.get(d, ())}
     return [
-        other for other in state.pipelines.values() if other is not pipeline and other.name in found
+        other
+        for other in state.pipelines.values()
+        if other is not pipeline and other.name in found and not rests(other)
     ]
 
 

@@ -22,6 +22,7 @@ from jigsawrl.core.horizon import MAX_DEVICES
 from jigsawrl.core.lookahead import Decision, Limits, Search, Terms, look_ahead
 from jigsawrl.core.migration import MIN_STAY_S, Move
 from jigsawrl.core.outlook import MAX_DECISIONS, Decided
+from jigsawrl.core.pipelines import rests
 from jigsawrl.core.play import Position
 from jigsawrl.core.policies import gather
 from jigsawrl.core.policies.base import Policy, Start
@@ -176,7 +177,7 @@ class Jigsaw(Policy):
         devices: frozenset[str] | None,
         workers: tuple[str, ...] | None = None,
     ) -> tuple[Node, ...]:
-        if pipeline.version is None:
+        if pipeline.version is None or rests(pipeline):
             return ()
         nodes = predict(
             pipeline.work,

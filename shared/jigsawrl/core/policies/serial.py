@@ -39,6 +39,8 @@ def one_after_another(state: State, pipeline: Pipeline) -> str | None:
     for other in sorted(order, key=lambda other: not has_begun(other)):
         if other is pipeline:
             return None
+        if other.paused:
+            continue
         evaluating = other.evaluation is not None or other.evaluations_due
         if other.active and (other.stage != "finishing" or evaluating):
             return f"its turn: pipeline {other.name} comes first"
