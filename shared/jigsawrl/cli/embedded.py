@@ -1,7 +1,7 @@
 """The whole system on this machine: nats-server, scheduler and node, started, watched, stopped.
 
-Called by `run_command`. The node starts the rest (environment, reward, rollout, trainer, evaluation)
-as the scheduler places it.
+Called by `run_command` and `daemon`. The node starts the rest (environment, reward, rollout, trainer,
+evaluation) as the scheduler places it.
 """
 
 from __future__ import annotations
@@ -84,14 +84,16 @@ def device_kind(
 
 
 class EmbeddedSystem:
-    """The three processes of one run, complete when built."""
+    """The three processes of one run or daemon, complete when built."""
 
-    def __init__(self, run_folder: Path, server: Server, *, policy: str, cpu_only: bool) -> None:
-        logs = run_folder / "logs"
-        scheduler_folder, node_folder = str(run_folder / "scheduler"), str(run_folder / "node")
+    def __init__(
+        self, folder: Path, server: Server, *, runs_folder: Path, policy: str, cpu_only: bool
+    ) -> None:
+        logs = folder / "logs"
+        scheduler_folder, node_folder = str(folder / "scheduler"), str(folder / "node")
         self.url = server.url
         self._server = server
-        profile = run_folder / PROFILE_FILE
+        profile = folder / PROFILE_FILE
         adopted = ("--profile", str(profile)) if profile.exists() else ()
         self.scheduler = Program(
             "scheduler",
@@ -108,7 +110,7 @@ class EmbeddedSystem:
             module="services.node",
             arguments=(
                 *("--url", server.url, "--state-dir", node_folder),
-                *("--runs-folder", str(run_folder)),
+                *("--runs-folder", str(runs_folder)),
                 *(("--devices", "cpu") if cpu_only else ()),
             ),
             log_path=logs / "node.log",
@@ -134,17 +136,19 @@ class EmbeddedSystem:
 
 @contextlib.asynccontextmanager
 async def embedded_system(
-    run_folder: Path, *, policy: str, cpu_only: bool
+    folder: Path, *, runs_folder: Path, policy: str, cpu_only: bool
 ) -> AsyncIterator[EmbeddedSystem]:
-    """Start the system under `run_folder`; stop it at the end, whatever happened, within 5 s. With
-    `cpu_only` the node has CPU slots though there are GPUs."""
-    server = Server(run_folder / "nats")
+    """Start the system under `folder`; stop it at the end, whatever happened, within 5 s. Pipelines
+    leave theirs under `runs_folder`. With `cpu_only` the node has CPU slots though there are GPUs."""
+    server = Server(folder / "nats")
     try:
         await server.start()
     except StartError as error:
         raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
     try:
-        system = EmbeddedSystem(run_folder, server, policy=policy, cpu_only=cpu_only)
+        system = EmbeddedSystem(
+            folder, server, runs_folder=runs_folder, policy=policy, cpu_only=cpu_only
+        )
         try:
             await system.scheduler.start()
             await system.node.start()

@@ -6,14 +6,14 @@ Exit status: 0 done · 1 failed · 2 bad input, nothing was started · 130 and 1
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from jigsawrl.cli import cluster_commands
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, CommandError, ConfigError
+from jigsawrl.cli.programs import require_programs, start_program
 
 if TYPE_CHECKING:
     from jigsawrl.config import PipelineConfig
@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs=argparse.REMAINDER,
         help="of the benchmark: --json, and what its --help says",
     )
+    cluster_commands.add_parsers(commands)
     return parser
 
 
@@ -270,20 +271,6 @@ def _bench(arguments: argparse.Namespace) -> int:
     return start_program(f"loadgen.bench.{arguments.subject}", *arguments.options)
 
 
-def require_programs(package: str) -> None:
-    """Raise `CommandError` where the package of programs is not there (a bare wheel)."""
-    if importlib.util.find_spec(package) is None:
-        raise CommandError(
-            f"the programs ({package}) are not installed: this is the bare library;"
-            " the system runs from a checkout (make run) or the image"
-        )
-
-
-def start_program(module: str, *arguments: str) -> int:
-    """Run one program to its end with our terminal; its exit status."""
-    return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
-
-
 _COMMANDS = {
     "run": _run,
     "check": _check,
@@ -293,6 +280,7 @@ _COMMANDS = {
     "trace": _trace,
     "profile": _profile,
     "bench": _bench,
+    **cluster_commands.COMMANDS,
 }
 
 

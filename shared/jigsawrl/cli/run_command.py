@@ -20,7 +20,6 @@ from jigsawrl.cli.disk import watch_disk
 from jigsawrl.cli.embedded import device_kind, embedded_system, has_cuda_device
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.pipeline_client import PipelineClient, View
-from jigsawrl.cli.plain_view import PlainView
 from jigsawrl.cli.run_folder import (
     PROFILE_FILE,
     Run,
@@ -31,6 +30,7 @@ from jigsawrl.cli.run_folder import (
 )
 from jigsawrl.cli.summary import describe, succeeded, summarize, to_line
 from jigsawrl.cli.supervisor import GaveUpError
+from jigsawrl.cli.views import build_view
 from jigsawrl.config import PipelineConfig
 from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.contract.requests import PipelineStatus, Status
@@ -54,7 +54,7 @@ def run(
             f"two pipelines are called {twice}: give one of them another name",
             status=EXIT_BAD_INPUT,
         )
-    view = _build_view()
+    view = build_view()
     try:
         folder = make_run_folder(runs_folder, pipeline="+".join(names), name=name)
         run = write_run(
@@ -69,7 +69,7 @@ def resume(folder: Path) -> int:
     """Go on with a run from what its folder holds; the exit status."""
     run, configs = read_run(folder)
     _check_profile(folder / PROFILE_FILE, configs)
-    view = _build_view()
+    view = build_view()
     try:
         return _run_in(folder.resolve(), configs, view, run=run)
     finally:
@@ -108,18 +108,6 @@ def _run_in(folder: Path, configs: Sequence[PipelineConfig], view: View, *, run:
         os.close(held)
     _conclude(watched)
     return exit_status
-
-
-def _build_view() -> View:
-    if not sys.stdout.isatty():
-        return PlainView(lambda line: print(line, flush=True))
-    try:
-        from jigsawrl.cli.live_view import LiveView
-    except ImportError:
-        raise CommandError(
-            "rich is missing: pip install 'jigsawrl[cli]'", status=EXIT_BAD_INPUT
-        ) from None
-    return LiveView()
 
 
 async def _until_signal(watched: WatchedRun) -> int:
@@ -175,7 +163,7 @@ class WatchedRun:
         """Start everything, submit, watch to the end, stop everything; the exit status."""
         cpu_only = all(config.device == "cpu" for config in self._configs)
         async with embedded_system(
-            self.folder, policy=self._run.policy, cpu_only=cpu_only
+            self.folder, runs_folder=self.folder, policy=self._run.policy, cpu_only=cpu_only
         ) as system:
             self._view.on_notice(f"bus: {system.url}")
             supervising = asyncio.create_task(system.supervise(self._view.on_notice))

@@ -145,14 +145,14 @@ def pipeline_folder(folder: Path, pipeline: str | None) -> Path:
     return folder / name
 
 
-def lock(folder: Path) -> int:
-    """A lock that ends with this process; raises `CommandError` where another has it."""
+def lock(folder: Path, *, holder: str = "jigsaw run", remedy: str = "stop it first") -> int:
+    """A lock that ends with this process; raises `CommandError` where another `holder` has it."""
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise CommandError(
-            f"another jigsaw run works in {folder}: stop it first", status=EXIT_BAD_INPUT
+            f"another {holder} works in {folder}: {remedy}", status=EXIT_BAD_INPUT
         ) from None
     return descriptor

@@ -93,8 +93,8 @@ def describe(status: Status, *, run_folder: Path) -> Iterator[str]:
             yield f"  held-out accuracy: {evaluations}"
         if pipeline.num_evaluations_skipped:
             yield f"  evaluations skipped: {pipeline.num_evaluations_skipped}"
-        yield f"  groups: {_fates(pipeline.groups, state=pipeline.state)}"
-        yield f"  sequences: {_fates(pipeline.sequences, state=pipeline.state)}"
+        yield f"  groups: {fates_text(pipeline.groups, state=pipeline.state)}"
+        yield f"  sequences: {fates_text(pipeline.sequences, state=pipeline.state)}"
         if pipeline.num_ignored:
             yield f"  events ignored, late or repeated: {pipeline.num_ignored}"
         if pipeline.failure:
@@ -107,7 +107,8 @@ def describe(status: Status, *, run_folder: Path) -> Iterator[str]:
     yield f"run folder: {run_folder}"
 
 
-def _fates(counts: FateCounts, *, state: str) -> str:
+def fates_text(counts: FateCounts, *, state: str) -> str:
+    """``40 admitted = 32 trained + 8 in flight``, and whether that holds."""
     named = msgspec.to_builtins(counts)
     admitted = named.pop("admitted")
     parts = [f"{count} {name.replace('_', ' ')}" for name, count in named.items() if count]

@@ -79,6 +79,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: Count | None
     num_held: Count
     """Sequences (rollout), orders (environment, reward) or cuts (trainer) it works on."""
+    share: float | None = None
+    """Of its device, as its node last applied it."""
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,6 +76,7 @@ def _worker_status(tenant: Tenant, num_held: int) -> WorkerStatus:
         else "configuring",
         version=tenant.version,
         num_held=num_held,
+        share=tenant.applied_share,
     )
 
 

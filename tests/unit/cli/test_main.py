@@ -11,7 +11,8 @@ import pytest
 
 from jigsawrl.cli.config_file import load_config
 from jigsawrl.cli.errors import CommandError
-from jigsawrl.cli.main import main, require_programs
+from jigsawrl.cli.main import main
+from jigsawrl.cli.programs import require_programs
 from jigsawrl.cli.run_folder import write_run
 from jigsawrl.contract.profile import DeviceProfile, SlowdownProfile
 from tests.unit.cli.files import write_pipeline

@@ -1,0 +1,203 @@
+"""The commands of a daemon and its clients: `up`, `down`, `submit`, `status`, `top`, `logs`, `pause`,
+`resume`, `cancel`. Their arguments, and who carries each out.
+
+Called by `main`; like there, a command's code is imported only when it is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
+
+if TYPE_CHECKING:
+    from jigsawrl.cli.pipeline_client import View
+
+NUM_LOG_LINES = 20
+
+
+def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Of all of them."""
+    up = commands.add_parser("up", help="a daemon on this machine, to which pipelines come and go")
+    _add_folder(up)
+    up.add_argument("--detach", "-d", action="store_true", help="in the background")
+    up.add_argument("--policy", metavar="NAME", help="who runs when and where; default: jigsaw")
+    up.add_argument("--profile", type=Path, metavar="FILE", help="by `jigsaw profile`")
+    up.add_argument("--devices", choices=["auto", "cpu"], default="auto")
+
+    down = commands.add_parser("down", help="stop the daemon; the next one goes on with all it had")
+    _add_folder(down)
+
+    submit = commands.add_parser("submit", help="run pipelines on a cluster")
+    submit.add_argument("pipeline", type=Path, metavar="PIPELINE.toml", nargs="+")
+    submit.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    submit.add_argument("--start-together", action="store_true")
+    submit.add_argument("--wait", action="store_true", help="watch them to their ends")
+    _add_cluster(submit)
+
+    status = commands.add_parser("status", help="what a cluster's pipelines do")
+    status.add_argument("pipeline", nargs="?", metavar="PIPELINE", help="default: all, a line each")
+    status.add_argument("--json", action="store_true")
+    _add_cluster(status)
+
+    _add_cluster(commands.add_parser("top", help="the same, live"))
+
+    logs = commands.add_parser("logs", help="what processes on this machine wrote")
+    logs.add_argument("name", nargs="?", metavar="NAME", help="a pipeline, worker or program")
+    logs.add_argument("--lines", "-n", type=int, default=NUM_LOG_LINES, metavar="N")
+    logs.add_argument("--follow", "-f", action="store_true")
+    _add_folder(logs)
+
+    for name, help in (
+        ("pause", "begin nothing more of a pipeline; what runs ends"),
+        ("resume", "let a paused pipeline go on"),
+        ("cancel", "end a pipeline; its checkpoints stay"),
+    ):
+        change = commands.add_parser(name, help=help)
+        change.add_argument("pipeline", metavar="PIPELINE")
+        _add_cluster(change)
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="of the daemon; default: $JIGSAW_FOLDER, else ~/.local/state/jigsaw",
+    )
+
+
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    _add_folder(parser)
+    parser.add_argument("--url", help="of the cluster's NATS server, instead of a local daemon's")
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
+    from jigsawrl.cli.daemon_folder import default_folder
+
+    given: Path | None = arguments.folder
+    return default_folder() if given is None else given
+
+
+def _url(arguments: argparse.Namespace) -> str:
+    given: str | None = arguments.url or os.environ.get("JIGSAW_URL")
+    if given is not None:
+        if arguments.folder is not None:
+            raise CommandError("give --url or --folder, not both", status=EXIT_BAD_INPUT)
+        return given
+    from jigsawrl.cli.daemon_folder import find
+
+    return find(_folder(arguments)).url
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli.daemon import detach, up
+    from jigsawrl.cli.programs import require_programs
+    from jigsawrl.core.policies import POLICIES
+
+    require_programs("services")
+    policy = arguments.policy or "jigsaw"
+    if policy not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise CommandError(f"--policy {policy}: choose one of {known}", status=EXIT_BAD_INPUT)
+    folder, cpu_only = _folder(arguments), arguments.devices == "cpu"
+    if not arguments.detach:
+        return up(folder, policy=policy, profile=arguments.profile, cpu_only=cpu_only)
+    options = ["--policy", policy, "--devices", arguments.devices]
+    if arguments.profile is not None:
+        options += ["--profile", str(arguments.profile.resolve())]
+    return detach(folder, *options)
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli.daemon import down
+
+    return down(_folder(arguments))
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli import cluster
+    from jigsawrl.cli.config_file import load_config
+
+    configs = [load_config(path, overrides=arguments.set) for path in arguments.pipeline]
+    names = [config.name for config in configs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise CommandError(f"two pipelines are called {twice}", status=EXIT_BAD_INPUT)
+    view = _view() if arguments.wait else None
+    try:
+        return cluster.ask(
+            _url(arguments),
+            lambda there: cluster.submit(
+                there, configs, start_together=arguments.start_together, view=view
+            ),
+        )
+    finally:
+        if view is not None:
+            view.close()
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli import cluster
+
+    return cluster.ask(
+        _url(arguments),
+        lambda there: cluster.show(there, arguments.pipeline, as_json=arguments.json),
+    )
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli import cluster
+
+    url, view = _url(arguments), _view()
+    try:
+        return cluster.ask(url, lambda there: cluster.top(there, view))
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        view.close()
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli.logs import show_logs
+
+    try:
+        return show_logs(
+            _folder(arguments), arguments.name, num_lines=arguments.lines, follow=arguments.follow
+        )
+    except KeyboardInterrupt:
+        return 0
+
+
+def _change(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli import cluster
+    from jigsawrl.contract.requests import Cancel, Pause, Resume
+
+    kinds: dict[str, cluster.Change] = {"cancel": Cancel, "pause": Pause, "resume": Resume}
+    kind = kinds[arguments.command]
+    return cluster.ask(
+        _url(arguments), lambda there: cluster.change(there, kind, arguments.pipeline)
+    )
+
+
+def _view() -> View:
+    """For a terminal, or for a file."""
+    from jigsawrl.cli.views import build_view
+
+    return build_view()
+
+
+COMMANDS = {
+    "up": _up,
+    "down": _down,
+    "submit": _submit,
+    "status": _status,
+    "top": _top,
+    "logs": _logs,
+    "pause": _change,
+    "resume": _change,
+    "cancel": _change,
+}

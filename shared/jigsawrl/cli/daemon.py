@@ -1,0 +1,159 @@
+"""`jigsaw up` and `jigsaw down`: nats-server, scheduler and node as one daemon, to which pipelines come
+and go.
+
+Called by `main`. The daemon is the supervisor of `jigsaw run` without a run: its folder holds the
+store, the scheduler's records and the pipelines' folders (``runs/NAME``), so that the next daemon there
+goes on with what this one had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from jigsawrl.cli.daemon_folder import Daemon, announce, find, is_occupied, occupy, withdraw
+from jigsawrl.cli.disk import watch_disk
+from jigsawrl.cli.embedded import embedded_system
+from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
+from jigsawrl.cli.run_folder import PROFILE_FILE
+from jigsawrl.cli.supervisor import GaveUpError, tail
+from jigsawrl.devices.gpus import find_gpus
+from jigsawrl.profile_file import read_profile
+
+UP_TIMEOUT_S = 60.0
+"""Until a detached daemon is up, on a busy machine."""
+
+DOWN_TIMEOUT_S = 15.0
+"""Until it is gone: three times what a stop takes."""
+
+POLL_S = 0.05
+
+
+def up(folder: Path, *, policy: str, profile: Path | None, cpu_only: bool) -> int:
+    """Be the daemon until a signal; the exit status."""
+    folder = folder.resolve()
+    held = occupy(folder)
+    try:
+        if profile is not None:
+            _adopt(profile, folder, cpu_only=cpu_only)
+        return asyncio.run(_until_signal(folder, policy=policy, cpu_only=cpu_only))
+    finally:
+        withdraw(folder)
+        os.close(held)
+
+
+def detach(folder: Path, *options: str) -> int:
+    """Start the daemon in the background; returns once it is up."""
+    folder = folder.resolve()
+    if is_occupied(folder):
+        raise CommandError(f"a daemon is up in {folder} already", status=EXIT_BAD_INPUT)
+    os.close(occupy(folder))
+    log = folder / "logs" / "daemon.log"
+    command = [sys.executable, "-m", "jigsawrl.cli.main", "up", "--folder", str(folder), *options]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    deadline_s = time.monotonic() + UP_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(CommandError):
+            daemon = find(folder)
+            if daemon.pid == process.pid:
+                print(f"up: {daemon.url} (folder {folder})")
+                return 0
+        if process.poll() is not None:
+            for line in tail(log):
+                print(f"  | {line}", file=sys.stderr)
+            raise CommandError(f"the daemon ended with status {process.returncode}; see {log}")
+        time.sleep(POLL_S)
+    raise CommandError(f"the daemon is not up after {UP_TIMEOUT_S:.0f} s; see {log}")
+
+
+def down(folder: Path) -> int:
+    """Stop the daemon; returns once it is gone. What its pipelines have reached stays, and the next
+    daemon in the folder goes on with them."""
+    folder = folder.resolve()
+    daemon = find(folder)
+    try:
+        os.kill(daemon.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        raise CommandError(
+            f"the daemon in {folder} (process {daemon.pid}) belongs to another user"
+        ) from None
+    deadline_s = time.monotonic() + DOWN_TIMEOUT_S
+    while is_occupied(folder):
+        if time.monotonic() > deadline_s:
+            raise CommandError(
+                f"the daemon (process {daemon.pid}) still runs after {DOWN_TIMEOUT_S:.0f} s:"
+                f" see {folder / 'logs'}, or end it with kill -9 {daemon.pid}"
+            )
+        time.sleep(POLL_S)
+    print(f"down: {folder}")
+    return 0
+
+
+def _adopt(profile: Path, folder: Path, *, cpu_only: bool) -> None:
+    """Keep a copy of a profile of this machine's devices; raises `CommandError` for another's."""
+    try:
+        gpus = [] if cpu_only else find_gpus(otherwise="give --devices cpu")
+        checked = read_profile(profile, device_kind=gpus[0].name if gpus else "cpu")
+    except ValueError as error:
+        raise CommandError(f"--profile {error}", status=EXIT_BAD_INPUT) from None
+    (folder / PROFILE_FILE).write_bytes(msgspec.json.encode(checked) + b"\n")
+
+
+async def _until_signal(folder: Path, *, policy: str, cpu_only: bool) -> int:
+    """0 after a signal: that is how a daemon ends."""
+    serving = asyncio.ensure_future(_serve(folder, policy=policy, cpu_only=cpu_only))
+    told = asyncio.Event()
+
+    def on_signal() -> None:
+        if not told.is_set():  # a second one must not break off the stop
+            told.set()
+            serving.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        return await serving
+    except asyncio.CancelledError:
+        if not told.is_set():
+            raise
+        return 0
+
+
+async def _serve(folder: Path, *, policy: str, cpu_only: bool) -> int:
+    say: Callable[[str], None] = lambda text: print(text, flush=True)  # noqa: E731
+    async with embedded_system(
+        folder, runs_folder=folder / "runs", policy=policy, cpu_only=cpu_only
+    ) as system:
+        announce(folder, Daemon(url=system.url, pid=os.getpid()))
+        say(f"up: {system.url} (folder {folder})")
+        disk = asyncio.create_task(watch_disk(folder, say, on_room=system.restart_store))
+        try:
+            await system.supervise(say)
+        except GaveUpError as error:
+            for line in error.tail:
+                print(f"  | {line}", file=sys.stderr)
+            print(f"jigsaw up: {error}", file=sys.stderr, flush=True)
+        finally:
+            withdraw(folder)
+            disk.cancel()
+            await asyncio.gather(disk, return_exceptions=True)
+    return EXIT_FAILED

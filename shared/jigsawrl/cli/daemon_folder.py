@@ -1,0 +1,92 @@
+"""The folder of a daemon on this machine: where it keeps everything, and how others find it.
+
+``DIR/daemon.json`` says where a daemon that is up listens; the lock on ``DIR/lock`` says whether it
+lives, since it ends with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
+from jigsawrl.cli.run_folder import lock
+
+DAEMON_FILE = "daemon.json"
+
+
+class Daemon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A daemon that is up: ``daemon.json``."""
+
+    url: str
+    pid: int
+
+
+def default_folder() -> Path:
+    """``$JIGSAW_FOLDER``, else ``jigsaw`` where this user's programs keep their state."""
+    given = os.environ.get("JIGSAW_FOLDER")
+    if given:
+        return Path(given)
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "jigsaw"
+
+
+def occupy(folder: Path) -> int:
+    """Make the folder and lock it; the descriptor, with which the lock ends. Raises `CommandError`
+    where it can't be made, or a daemon has it."""
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(
+            f"{folder} can't be made: {error.strerror}; choose another --folder",
+            status=EXIT_BAD_INPUT,
+        ) from None
+    return lock(folder, holder="daemon", remedy=f"jigsaw down --folder {folder}")
+
+
+def announce(folder: Path, daemon: Daemon) -> None:
+    """The daemon is up."""
+    path = folder / DAEMON_FILE
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(daemon) + b"\n")
+    part.replace(path)
+
+
+def withdraw(folder: Path) -> None:
+    """It no longer is."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / DAEMON_FILE).unlink()
+
+
+def find(folder: Path) -> Daemon:
+    """The daemon that is up there; raises `CommandError` where none is."""
+    none = CommandError(
+        f"no daemon is up in {folder}: start one with jigsaw up, or name one by --folder or --url",
+        status=EXIT_FAILED,
+    )
+    try:
+        daemon = msgspec.json.decode((folder / DAEMON_FILE).read_bytes(), type=Daemon)
+    except FileNotFoundError:
+        raise none from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise CommandError(
+            f"{folder / DAEMON_FILE} can't be read: {error}", status=EXIT_FAILED
+        ) from None
+    if not is_occupied(folder):
+        raise none
+    return daemon
+
+
+def is_occupied(folder: Path) -> bool:
+    """A living process has its lock."""
+    try:
+        descriptor = lock(folder, holder="daemon", remedy="")
+    except CommandError:
+        return True
+    except FileNotFoundError:
+        return False
+    os.close(descriptor)
+    return False

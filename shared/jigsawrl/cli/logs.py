@@ -1,0 +1,82 @@
+"""`jigsaw logs`: what the processes of a daemon on this machine wrote, and go on writing.
+
+Called by `main`. A tenant's log lies with its node, so that a cluster's logs are read on the machine
+of each node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
+
+POLL_S = 0.2
+
+
+def show_logs(
+    folder: Path,
+    name: str | None,
+    *,
+    num_lines: int,
+    follow: bool,
+    write: Callable[[str], None] = print,
+) -> int:
+    """The last lines of each log that is meant, a block per log; with `follow` what comes after, as it
+    comes, until interrupted."""
+    logs = named(folder, name)
+    for path in logs:
+        for line in last_lines(path, num_lines):
+            write(f"{path.stem} | {line}")
+    if follow:
+        _follow(folder, name, logs, write)
+    return 0
+
+
+def named(folder: Path, name: str | None) -> list[Path]:
+    """Logs of a pipeline, a tenant or a program; all, where nothing is named. Raises `CommandError`
+    where there is none."""
+    found = sorted(
+        path
+        for place in ("logs", "nats", "node/logs")
+        for path in (folder / place).glob("*.log")
+        if name is None or path.stem == name or path.stem.startswith(f"{name}.")
+    )
+    if not found:
+        known = ", ".join(path.stem for path in named(folder, None)) if name is not None else "none"
+        what = "logs" if name is None else f"log of {name}"
+        raise CommandError(f"no {what} in {folder}; there are: {known}", status=EXIT_BAD_INPUT)
+    return found
+
+
+def last_lines(path: Path, num_lines: int) -> list[str]:
+    """Whole file where it has fewer."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return lines[-num_lines:] if num_lines else []
+
+
+def _follow(folder: Path, name: str | None, logs: list[Path], write: Callable[[str], None]) -> None:
+    read = {path: path.stat().st_size for path in logs}
+    while True:
+        for path in named(folder, name):
+            for line in _new_lines(path, read):
+                write(f"{path.stem} | {line}")
+        time.sleep(POLL_S)
+
+
+def _new_lines(path: Path, read: dict[Path, int]) -> Iterator[str]:
+    """Whole lines beyond what was read; a file that has shrunk is read from its begin."""
+    start = read.get(path, 0)
+    size = path.stat().st_size
+    if size < start:
+        start = 0
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read(size - start)
+    whole = data[: data.rfind(b"\n") + 1]
+    read[path] = start + len(whole)
+    yield from whole.decode(errors="replace").splitlines()
