@@ -1,0 +1,49 @@
+"""How a daemon on this machine is found, and kept from being two."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jigsawrl.cli.daemon_folder import Daemon, announce, default_folder, find, occupy, withdraw
+from jigsawrl.cli.errors import CommandError
+
+UP = Daemon(url="nats://127.0.0.1:1", pid=os.getpid())
+
+
+def test_a_daemon_is_found_while_it_holds_the_lock(tmp_path: Path) -> None:
+    held = occupy(tmp_path)
+    with pytest.raises(CommandError, match="no daemon is up"):
+        find(tmp_path)
+    announce(tmp_path, UP)
+    assert find(tmp_path) == UP
+    os.close(held)  # as when it is killed: the file stays
+    with pytest.raises(CommandError, match="no daemon is up"):
+        find(tmp_path)
+    withdraw(tmp_path)
+    withdraw(tmp_path)
+
+
+def test_a_second_daemon_in_a_folder_is_refused(tmp_path: Path) -> None:
+    held = occupy(tmp_path)
+    with pytest.raises(CommandError, match=r"another daemon works in .*jigsaw down"):
+        occupy(tmp_path)
+    os.close(held)
+    os.close(occupy(tmp_path))
+
+
+def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+    os.close(occupy(tmp_path))
+    (tmp_path / "daemon.json").write_text("[]")
+    with pytest.raises(CommandError, match=r"daemon\.json can't be read"):
+        find(tmp_path)
+
+
+def test_the_folder_is_the_one_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    monkeypatch.delenv("JIGSAW_FOLDER", raising=False)
+    assert default_folder() == Path("/state/jigsaw")
+    monkeypatch.setenv("JIGSAW_FOLDER", "/mine")
+    assert default_folder() == Path("/mine")
