@@ -51,6 +51,12 @@ class RestartTenant(Command, frozen=True, kw_only=True):
     """Nothing is done where another boot runs. None = whichever does: it never said which it is."""
 
 
+class ReleaseNode(Command, frozen=True, kw_only=True):
+    """Stop, all that could be handed over was (answers `NodeLeaving`), or this boot is not wanted."""
+
+    reason: str
+
+
 class SetShares(Command, frozen=True, kw_only=True):
     """Divide a device anew; answered by `SharesApplied`. A share is a weight: the fraction of the
     device that a tenant has while all the others want to run; what one leaves idle, the others get.
@@ -231,6 +237,7 @@ CommandType = (
     StartTenant
     | StopTenant
     | RestartTenant
+    | ReleaseNode
     | SetShares
     | Configure
     | MakeGroups

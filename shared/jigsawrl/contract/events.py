@@ -95,6 +95,20 @@ class NodeStarted(Event, frozen=True, kw_only=True):
 
     node: Worker
     devices: tuple[Device, ...]
+    runs_id: str = ""
+    """Of the folder that its trainers write into: nodes that tell the same one share it, so that a
+    trainer finds its checkpoints on any of them. Empty = nobody else has it."""
+    home: str = ""
+    """``<host name>:<state folder>``: where one that bears the name of another is refused."""
+
+
+class NodeLeaving(Event, frozen=True, kw_only=True):
+    """A node was told to stop and waits for `ReleaseNode`, for `notice_s` at most: whatever can live
+    elsewhere is handed over meanwhile. `NodeStopped` follows."""
+
+    node: Worker
+    notice_s: float
+    reason: str
 
 
 class NodeStopped(Event, frozen=True, kw_only=True):
@@ -322,6 +336,7 @@ EventType = (
     | PipelinePaused
     | PipelineResumed
     | NodeStarted
+    | NodeLeaving
     | NodeStopped
     | Heartbeat
     | SharesApplied

@@ -53,11 +53,35 @@ def migrate(pipeline: Pipeline, moves: list[Move], now_s: float, outbox: Outbox)
         sequence, source = found[1], found[1].owner
         if source.id == move.target or not {source.id, move.target} <= usable:
             continue
-        sequence.stage = "moving"
-        sequence.target = move.target
-        sequence.since_s = sequence.moved_s = now_s
-        sequence.num_moves += 1
+        _order(sequence, move.target, now_s)
         orders.setdefault(source, []).append((move.sequence, sequence.epoch))
+    _send(orders, outbox)
+
+
+def hand_over(pipeline: Pipeline, now_s: float, outbox: Outbox) -> None:
+    """Order all that workers of a leaving machine generate to be stored, for whoever can go on."""
+    leaving = {tenant.id for tenant in pipeline.tenants.values() if tenant.leaving}
+    if not leaving.intersection(pipeline.num_generating):
+        return
+    orders: dict[Worker, list[tuple[str, int]]] = {}
+    for group in pipeline.groups.values():
+        for sequence in group.sequences:
+            owner = sequence.owner
+            if sequence.stage == "running" and owner is not None and owner.id in leaving:
+                _order(sequence, None, now_s)
+                name = ids.sequence_id(pipeline.name, group.number, sequence.index)
+                orders.setdefault(owner, []).append((name, sequence.epoch))
+    _send(orders, outbox)
+
+
+def _order(sequence: Sequence, target: str | None, now_s: float) -> None:
+    sequence.stage = "moving"
+    sequence.target = target
+    sequence.since_s = sequence.moved_s = now_s
+    sequence.num_moves += 1
+
+
+def _send(orders: dict[Worker, list[tuple[str, int]]], outbox: Outbox) -> None:
     for source, sequences in orders.items():
         outbox.add(MigrateSequences(**outbox.to(source), sequences=tuple(sequences)))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jigsawrl.contract.commands import RestartTenant, StartTenant, StopTenant
-from jigsawrl.contract.events import Heartbeat, NodeStarted, NodeStopped
+from jigsawrl.contract.commands import ReleaseNode, RestartTenant, StartTenant, StopTenant
+from jigsawrl.contract.events import Heartbeat, NodeLeaving, NodeStarted, NodeStopped
 from jigsawrl.contract.message import Worker
-from jigsawrl.core import workers
+from jigsawrl.core import relocation, workers
 from jigsawrl.core.outbox import Outbox
 from jigsawrl.core.state import Node, Pipeline, State, Tenant
 
@@ -17,7 +17,8 @@ JOIN_GRACE_S = 10.0
 
 
 def started(state: State, event: NodeStarted) -> None:
-    """A node's boot is up; whatever an older boot ran is gone."""
+    """A node's boot is up; whatever an older boot ran is gone. One from elsewhere that bears the name
+    of a node which is up is sent away, or the two would take it from one another for ever."""
     known = state.nodes.get(event.node.id)
     boot = event.node.boot
     own = {device.id for device in event.devices if device.node == event.node.id}
@@ -26,6 +27,10 @@ def started(state: State, event: NodeStarted) -> None:
         return
     if known is not None and (boot in known.past_boots or (boot == known.boot and known.up)):
         state.num_ignored += 1
+        return
+    if known is not None and known.up and known.home not in ("", event.home):
+        state.num_ignored += 1
+        state.unwanted[boot] = known.id
         return
     if known is None:
         state.joined_s = state.clock.now_s
@@ -36,15 +41,30 @@ def started(state: State, event: NodeStarted) -> None:
         devices=sorted(event.devices),
         seen_s=state.clock.now_s,
         past_boots=[b for b in past if b != boot],
+        runs_id=event.runs_id,
+        home=event.home,
     )
     state.undivided |= {device.id: True for device in event.devices}
     for pipeline, tenant in _tenants(state, event.node.id):
         if tenant.started_on != boot:
             workers.end_boot(pipeline, tenant)
             tenant.applied_share = None
-        tenant.lost = False
+        tenant.lost = tenant.leaving = False
         state.touch(pipeline)
-    _touch_queued(state)
+    _touch_waiting(state)
+
+
+def leaving(state: State, event: NodeLeaving) -> None:
+    """A node stops soon: nothing new is begun there, and what is there is handed over."""
+    node = state.nodes.get(event.node.id)
+    if node is None or node.boot != event.node.boot or not node.open:
+        state.num_ignored += 1
+        return
+    node.leaving = True
+    state.node_orders[node.id] = True
+    for pipeline, tenant in _tenants(state, node.id):
+        tenant.leaving = True
+        state.touch(pipeline)
 
 
 def stopped(state: State, event: NodeStopped) -> None:
@@ -61,11 +81,14 @@ def stopped(state: State, event: NodeStopped) -> None:
 
 
 def heard(state: State, event: Heartbeat) -> None:
-    """A node lives. One that was only silent gets its tenants back as they are; what they told
-    meanwhile may be on its way still."""
+    """A node lives. One that was only silent gets those tenants back that have found no other place, as
+    they are; what they told meanwhile may be on its way still. A boot that another one has taken the
+    place of has been started under a name that is in use."""
     node = state.nodes.get(event.node.id)
     if node is None or node.boot != event.node.boot:
         state.num_ignored += 1
+        if node is not None and node.up and event.node.boot in node.past_boots:
+            state.unwanted[event.node.boot] = node.id
         return
     node.seen_s = state.clock.now_s
     if not node.up:
@@ -74,14 +97,16 @@ def heard(state: State, event: Heartbeat) -> None:
             tenant.lost = False
             tenant.heard_s = state.clock.now_s
             state.touch(pipeline)
-        _touch_queued(state)
+        if node.strays:
+            state.node_orders[node.id] = True
+        _touch_waiting(state)
 
 
 def check(state: State) -> None:
     """Lose the nodes that have been silent for too long, and await no more machines after a while."""
     if state.joined_s is not None and state.clock.expired(state.joined_s, term_s=JOIN_GRACE_S):
         state.joined_s = None
-        _touch_queued(state)
+        _touch_waiting(state)
     for node in state.nodes.values():
         if node.up and state.clock.expired(node.seen_s, term_s=SILENCE_S):
             node.up = False
@@ -90,10 +115,10 @@ def check(state: State) -> None:
                 state.touch(pipeline)
 
 
-def _touch_queued(state: State) -> None:
-    """New devices may be what a queued pipeline waits for."""
+def _touch_waiting(state: State) -> None:
+    """New devices may be what a queued pipeline waits for, or one that lost a machine."""
     for pipeline in state.pipelines.values():
-        if pipeline.stage == "queued":
+        if pipeline.stage == "queued" or (pipeline.active and relocation.is_needed(pipeline)):
             state.touch(pipeline)
 
 
@@ -107,6 +132,39 @@ def _tenants(state: State, node: str) -> list[tuple[Pipeline, Tenant]]:
 
 
 # --- Decisions -----------------------------------------------------------------------------------
+
+
+def stop_strays(state: State, outbox: Outbox) -> None:
+    """A node that is heard again ends what has moved elsewhere meanwhile. Comes before the starts of
+    the same pass: it may get such a tenant back."""
+    for name in state.node_orders:
+        node = state.nodes[name]
+        if node.up:
+            for tenant in node.strays:
+                to = outbox.to(Worker(id=node.id, boot=node.boot))
+                outbox.add(StopTenant(**to, tenant=tenant))
+            node.strays = []
+
+
+def release(state: State, outbox: Outbox) -> None:
+    """Tell nodes that leave, once they hold nothing that could be handed over; and boots that should
+    not be there."""
+    waiting: dict[str, bool] = {}
+    for name in state.node_orders:
+        node = state.nodes[name]
+        if not node.up or not node.leaving or node.released:
+            continue
+        if any(p.active and p.num_generating.get(t.id) for p, t in _tenants(state, name)):
+            waiting[name] = True
+            continue
+        to = outbox.to(Worker(id=node.id, boot=node.boot))
+        outbox.add(ReleaseNode(**to, reason="all that could be handed over was"))
+        node.released = True
+    state.node_orders = waiting
+    for boot, name in state.unwanted.items():
+        reason = f"another node is called {name}: give each its own --node NAME"
+        outbox.add(ReleaseNode(**outbox.to(Worker(id=name, boot=boot)), reason=reason))
+    state.unwanted = {}
 
 
 def start_tenants(state: State, pipeline: Pipeline, outbox: Outbox, *, pinned: bool) -> None:

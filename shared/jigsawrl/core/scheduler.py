@@ -29,6 +29,7 @@ from jigsawrl.core import (
     nodes,
     pipelines,
     profiles,
+    relocation,
     room,
     shares,
     workers,
@@ -64,6 +65,7 @@ class Scheduler:
             events.LeaderElected: self._leader_elected,
             events.Tick: self._tick,
             events.NodeStarted: lambda e: nodes.started(self.state, e),
+            events.NodeLeaving: lambda e: nodes.leaving(self.state, e),
             events.NodeStopped: lambda e: nodes.stopped(self.state, e),
             events.Heartbeat: lambda e: nodes.heard(self.state, e),
             events.SharesApplied: lambda e: shares.applied(self.state, e),
@@ -115,7 +117,7 @@ class Scheduler:
     @property
     def decision_due(self) -> bool:
         """A decision waits for the next message: the leader should not wait long with a tick."""
-        return bool(self.state.dirty)
+        return self.state.decision_due
 
     def handle(self, event: Event, *, timestamp_s: float, sequence: int) -> list[Command]:
         """Fold one message of the event stream, stored as `sequence` at `timestamp_s`; what to
@@ -124,7 +126,7 @@ class Scheduler:
         now_s = state.clock.advance(timestamp_s)
         state.sequence = sequence
         self._fold(event)
-        if not state.dirty:
+        if not state.decision_due:
             return []
         if not isinstance(event, events.Tick) and now_s - state.decided_s < DECISION_PERIOD_S:
             return []
@@ -191,7 +193,7 @@ class Scheduler:
                 dispatch.expire(state, pipeline)
                 workers.expire_loads(state, pipeline)
                 workers.expire_silent(state, pipeline)
-                if pipeline.waits_for is not None:
+                if pipeline.waits_for is not None or relocation.is_needed(pipeline):
                     state.touch(pipeline)
         for name in self._policy.awaits(state):
             state.touch(state.pipelines[name])
@@ -257,16 +259,21 @@ class Scheduler:
         # Who waits for another's end or start must see it in the same pass: the devices are idle.
         waiting = [p.name for p in state.pipelines.values() if p.active and p.waits_for is not None]
         dirty, state.dirty = list(state.dirty), {}
+        nodes.stop_strays(state, outbox)
         for name in dict.fromkeys([*dirty, *waiting]):
             self._decide_pipeline(state.pipelines[name], outbox)
         policy = self._policy
+        moved = [
+            name for name in dirty if relocation.relocate(state, state.pipelines[name], outbox)
+        ]
         starts = policy.starts(state)
         for start in starts:
             _start(state, state.pipelines[start.pipeline], start)
         shares.command(state, policy.shares(state), outbox)
         state.undivided = {}
-        for start in starts:
-            self._decide_pipeline(state.pipelines[start.pipeline], outbox)
+        for name in dict.fromkeys([*moved, *(start.pipeline for start in starts)]):
+            self._decide_pipeline(state.pipelines[name], outbox)
+        nodes.release(state, outbox)
 
     def _decide_pipeline(self, pipeline: Pipeline, outbox: Outbox) -> None:
         now_s = self.state.clock.now_s
@@ -276,6 +283,7 @@ class Scheduler:
             if why is not None:
                 pipelines.fail(self.state, pipeline, why)
         if pipeline.active:
+            migration.hand_over(pipeline, now_s, outbox)
             nodes.restart_tenants(self.state, pipeline, outbox)
             nodes.start_tenants(self.state, pipeline, outbox, pinned=self._policy.pins)
             workers.configure(pipeline, outbox)

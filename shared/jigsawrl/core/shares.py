@@ -25,21 +25,31 @@ TOLERANCE = 1e-9
 
 
 def move_in(state: State, pipeline: Pipeline) -> None:
-    """A pipeline starts: its tenants share devices from now on. Members that were started by hand live
-    where nobody divides."""
+    """A pipeline starts: its tenants share devices from now on."""
     for tenant in pipeline.tenants.values():
-        if tenant.node is not None and tenant.device is not None:
-            state.residents.setdefault(tenant.device, []).append(tenant.id)
-            state.undivided[tenant.device] = True
+        settle(state, tenant)
+
+
+def settle(state: State, tenant: Tenant) -> None:
+    """One shares its device from now on. Members that were started by hand live where nobody
+    divides."""
+    if tenant.node is not None and tenant.device is not None:
+        state.residents.setdefault(tenant.device, []).append(tenant.id)
+        state.undivided[tenant.device] = True
 
 
 def move_out(state: State, pipeline: Pipeline) -> None:
     """It has ended: the others get what its tenants leave."""
     for tenant in pipeline.tenants.values():
-        names = state.residents.get(tenant.device or "", [])
-        if tenant.id in names:
-            names.remove(tenant.id)
-            state.undivided[tenant.device or ""] = True
+        leave(state, tenant)
+
+
+def leave(state: State, tenant: Tenant) -> None:
+    """One shares its device no longer."""
+    names = state.residents.get(tenant.device or "", [])
+    if tenant.id in names:
+        names.remove(tenant.id)
+        state.undivided[tenant.device or ""] = True
 
 
 def equal(state: State, *, devices: Iterable[str] | None = None) -> Wanted:

@@ -70,6 +70,8 @@ class Tenant(msgspec.Struct):
     ready: bool = False
     lost: bool = False
     """Its node is silent, or it is itself."""
+    leaving: bool = False
+    """Its node stops soon: what it holds is handed over."""
     heard_s: float = 0.0
     """Stream time of its last sign of life, or of the last order to start it."""
     incarnation: int = 0
@@ -83,7 +85,7 @@ class Tenant(msgspec.Struct):
     @property
     def usable(self) -> bool:
         """Takes work now."""
-        return self.ready and not self.lost
+        return self.ready and not self.lost and not self.leaving
 
     @property
     def worker(self) -> Worker:
@@ -101,6 +103,19 @@ class Node(msgspec.Struct):
     seen_s: float
     up: bool = True
     past_boots: list[str] = []
+    runs_id: str = ""
+    home: str = ""
+    leaving: bool = False
+    """It stops soon: its tenants are handed over, and nothing new is placed there."""
+    released: bool = False
+    """It was told that nothing is left to hand over."""
+    strays: list[str] = []
+    """Tenants that live elsewhere now, and whose processes here are to be stopped."""
+
+    @property
+    def open(self) -> bool:
+        """Takes new tenants."""
+        return self.up and not self.leaving
 
 
 class Evaluation(msgspec.Struct):
@@ -289,6 +304,10 @@ class State(msgspec.Struct):
     dirty: dict[str, bool] = {}
     """Pipelines that an event touched since the last decision (a dict as an ordered set)."""
     nodes: dict[str, Node] = {}
+    node_orders: dict[str, bool] = {}
+    """Nodes that leave or have strays, to be told something in the next decision."""
+    unwanted: dict[str, str] = {}
+    """Boots of nodes whose name another one has: boot -> node."""
     joined_s: float | None = None
     """Stream time at which the newest joined, as long as others may be on their way; see `nodes`."""
     residents: dict[str, list[str]] = {}
@@ -299,6 +318,11 @@ class State(msgspec.Struct):
     """In order of submission."""
     num_ignored: int = 0
     """Events, or entries of events, that were stale, repeated or of unknown objects."""
+
+    @property
+    def decision_due(self) -> bool:
+        """Something was touched since the last decision."""
+        return bool(self.dirty or self.node_orders or self.unwanted)
 
     def touch(self, pipeline: Pipeline) -> None:
         """Have the next decision look at it."""

@@ -104,9 +104,12 @@ def waiting_for(state: State, pipeline: Pipeline) -> list[str]:
 
 
 def _tenant_wait(tenant: Tenant) -> str:
+    if tenant.lost and tenant.node is None:
+        return f"{tenant.id} to be heard again"
     if tenant.lost:
-        node = "" if tenant.node is None else f" or its node {tenant.node}"
-        return f"{tenant.id}{node} to be heard again"
+        return f"{tenant.id} or its node {tenant.node} to be heard again, or room for it elsewhere"
+    if tenant.leaving:
+        return f"room for {tenant.id} elsewhere: its node {tenant.node} leaves"
     return f"{tenant.id} to {'start' if tenant.boot is None else 'get ready'}"
 
 
@@ -145,7 +148,7 @@ def _sequence_wait(group: Group, sequence: Sequence) -> str | None:
         return "a reward worker for"
     assert sequence.owner is not None
     if sequence.stage == "moving":
-        return f"{sequence.owner.id} to hand over to {sequence.target}"
+        return f"{sequence.owner.id} to hand over to {sequence.target or 'another'}"
     verb = {"placed": "accept", "running": "generate", "scoring": "score"}[sequence.stage]
     return f"{sequence.owner.id} to {verb}"
 

@@ -48,7 +48,8 @@ def started(state: State, pipeline: Pipeline, event: WorkerStarted) -> None:
             return
         tenant = Tenant(id=event.worker.id, role=event.role, node=None, device=event.device)
         pipeline.tenants[tenant.id] = tenant
-    if event.worker.boot == tenant.boot or event.worker.boot in tenant.past_boots:
+    known = event.worker.boot == tenant.boot or event.worker.boot in tenant.past_boots
+    if known or (tenant.node is not None and event.node != tenant.node):  # it lives elsewhere now
         state.num_ignored += 1
         return
     end_boot(pipeline, tenant)

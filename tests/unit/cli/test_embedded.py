@@ -38,7 +38,7 @@ async def test_a_killed_server_comes_back_on_its_port_with_its_store(tmp_path: P
 async def test_a_store_that_can_not_be_written_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "nats").write_text("a file where the store should be")
     with pytest.raises(CommandError, match="not writable") as caught:
-        async with embedded_system(tmp_path, policy="serial", cpu_only=False):
+        async with embedded_system(tmp_path, runs_folder=tmp_path, policy="serial", devices="auto"):
             pass
     assert caught.value.status == 2
 

@@ -103,7 +103,7 @@ class DividedWorld(World):
 
     def _rate(self, process: Process, busy: dict[str, Process]) -> float:
         device = process.order.device
-        shares = self._shares.get(device or "", {})
+        shares = self.machines.shares.get(device or "", {})
         total = sum(shares.get(n, 0.0) for n, p in busy.items() if p.order.device == device)
         mine = shares.get(process.worker.id, 0.0)
         return mine / total if total > 0 else 1.0

@@ -40,7 +40,7 @@ def test_ranks_are_placed_round_robin_and_get_every_command(world: World) -> Non
     ]
     assert all(a.groups == b.groups for a, b in zip(cuts[::2], cuts[1::2], strict=True))
     assert {x.worker.id for x in issued(world, c.PublishWeights)} == {"p.trainer0", "p.trainer1"}
-    assert world.num_restarts == 0
+    assert world.machines.num_restarts == 0
 
 
 def test_a_gang_waits_until_all_its_ranks_have_come_up(world: World) -> None:
@@ -83,7 +83,7 @@ def test_with_one_rank_all_end_and_the_next_gang_has_a_higher_epoch(
     (restart,) = issued(world, c.RestartTenant)
     survivor = before[f"p.trainer{1 - rank}"]
     assert (restart.tenant, restart.boot) == (survivor.worker.id, survivor.worker.boot)
-    assert world.num_restarts == 1
+    assert world.machines.num_restarts == 1
     configured = [x for x in issued(world, c.Configure) if "trainer" in x.worker.id]
     assert [(x.gang_epoch, x.rank) for x in configured] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert pipeline_of(world).stage == "finished"
@@ -100,7 +100,7 @@ def test_what_is_left_of_a_gang_on_a_silent_node_is_ended_once_it_is_heard(world
     )
     world._tick()
     assert not issued(world, c.RestartTenant)
-    world._spawn(process.order)
+    world.machines.spawn(process.order)
     world.run()
     assert len(issued(world, c.RestartTenant)) == 1
     assert pipeline_of(world).stage == "finished"
@@ -153,7 +153,7 @@ class Mute(World):
     """The first process of the reward service never says that it is up."""
 
     def say(self, process: Process, event: e.Event) -> None:
-        if process.order.role == "reward" and self.num_restarts == 0:
+        if process.order.role == "reward" and self.machines.num_restarts == 0:
             return
         super().say(process, event)
 

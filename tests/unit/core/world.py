@@ -13,14 +13,14 @@ import msgspec
 from jigsawrl.contract import commands as c
 from jigsawrl.contract import events as e
 from jigsawrl.contract import parts
-from jigsawrl.contract.message import Ledger, Ref, Worker
+from jigsawrl.contract.message import Ledger, Ref
 from jigsawrl.contract.profile import DeviceProfile
-from jigsawrl.contract.spec import Device, EvaluationSpec, PipelineSpec
+from jigsawrl.contract.spec import EvaluationSpec, PipelineSpec
 from jigsawrl.core import invariants
 from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
 from jigsawrl.core.policies.base import Policy
 from jigsawrl.core.scheduler import Scheduler
-from jigsawrl.devices.base import check_shares
+from tests.unit.core.machines import Machines
 from tests.unit.core.rollouts import Made
 from tests.unit.core.tenants import Process, Tenants
 
@@ -34,6 +34,10 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     fail_work: float = 0.0
     silence_per_s: float = 0.0
     node_restart_per_s: float = 0.0
+    node_loss_per_s: float = 0.0
+    """A machine vanishes for a while."""
+    node_leave_per_s: float = 0.0
+    """A machine leaves with notice, and comes back later."""
     isolate_per_s: float = 0.0
     """A rollout worker is cut off for a while; what it says arrives later."""
     uniform_rewards: float = 0.0
@@ -94,9 +98,11 @@ class World:
         policy: str | Policy = DEFAULT_POLICY,
         companions: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
         memory_bytes: tuple[int, ...] = (1 << 30, 1 << 30),
+        machines: Mapping[str, tuple[int, ...]] | None = None,
         profile: DeviceProfile | None = None,
     ) -> None:
-        """`memory_bytes` of each device; `profile` of all."""
+        """`memory_bytes` of each device of the one machine, or of each of the `machines`; `profile` of
+        all."""
         self.random = Random(seed)
         self.faults = faults
         self.now_s = 1000.0
@@ -120,17 +126,11 @@ class World:
         self.num_made: Counter[str] = Counter()
         """Tokens made of each sequence, by all owners that told of them."""
         self.checkpoint_every = 2
-        self._orders: dict[str, c.StartTenant] = {}
-        self._shares: dict[str, dict[str, float]] = {}
-        """By device, as the node was asked."""
+        self.machines = Machines(self, machines or {"node": memory_bytes})
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = itertools.count()
         self._data = itertools.count(1)
-        self._node_boot = "n1"
-        self._silent_until_s = 0.0
         self.faulty = True
-        self.num_restarts = 0
-        self._memory_bytes = memory_bytes
         self._companions = companions
         self._tenants = self.build_tenants()
         self._open(
@@ -139,9 +139,10 @@ class World:
                 id="leader", leader="s", code_version="1", policy=policy, profile=profile
             ),
         )
-        self._start_node()
+        for name in self.machines.by_name:
+            self.machines.start(name)
         self.every(0.1, self._tick)
-        self.every(2.0, self._heartbeat)
+        self.every(2.0, self.machines.beat)
         self.every(1.0, self._harm)
         self.every(1.0, self._progress)
         self.every(10.0, self._inventories)
@@ -232,9 +233,7 @@ class World:
     def _deliver(self, command: c.Command) -> None:
         if isinstance(command, c.BatchCut):
             self.cuts.append(command)
-        if isinstance(command, c.StartTenant | c.StopTenant | c.RestartTenant | c.SetShares):
-            if command.worker.boot == self._node_boot:
-                self.later(0.05, lambda: self._node_command(command))
+        if self.machines.deliver(command):
             return
         process = self.processes.get(command.worker.id)
         if process is None or process.worker != command.worker:
@@ -252,109 +251,23 @@ class World:
     def new_ref(self, stream: str = "DATA") -> Ref:
         return Ref(stream=stream, sequence=next(self._data))
 
-    # --- Node ------------------------------------------------------------------------------------
-
-    def _start_node(self) -> None:
-        each = enumerate(self._memory_bytes)
-        devices = tuple(Device("node", i, "cpu", num_bytes) for i, num_bytes in each)
-        node = Worker(id="node", boot=self._node_boot)
-        self.publish(e.NodeStarted(id=self.new_id("node"), node=node, devices=devices))
-
-    def _node_command(self, command: c.Command) -> None:
-        if command.worker.boot != self._node_boot:
-            return
-        if isinstance(command, c.StartTenant):
-            self._orders[command.tenant] = command
-            self._spawn(command)
-        elif isinstance(command, c.RestartTenant):
-            self._restart(command)
-        elif isinstance(command, c.SetShares):
-            self._divide(command.device, dict(command.shares))
-        elif isinstance(command, c.StopTenant):
-            self._orders.pop(command.tenant, None)
-            for shares in self._shares.values():
-                shares.pop(command.tenant, None)
-            process = self.processes.pop(command.tenant, None)
-            if process is not None:
-                process.alive = False
-
-    def _spawn(self, order: c.StartTenant) -> None:
-        if self._orders.get(order.tenant) is not order:
-            return
-        worker = Worker(id=order.tenant, boot=f"b{next(self._counter)}")
-        process = Process(worker, order)
-        self.processes[order.tenant] = process
-        if order.device is not None:
-            asked = {order.tenant: order.share} | self._shares.get(order.device, {})
-            self._divide(order.device, asked)
-        self.say(
-            process,
-            e.WorkerStarted(
-                id=self.new_id("started"),
-                pipeline=order.pipeline,
-                worker=worker,
-                role=order.role,
-                node="node",
-                device=order.device,
-            ),
-        )
-
-    def _divide(self, device: str, shares: dict[str, float]) -> None:
-        """Apply exactly what is asked, which the node would refuse where it is no division."""
-        check_shares(device, shares)
-        self._shares[device] = shares
-        entries = (
-            parts.AppliedShare(tenant=tenant, asked=share, applied=share)
-            for tenant, share in shares.items()
-            if tenant in self.processes
-        )
-        event = e.SharesApplied(
-            id=self.new_id("shares"),
-            node=Worker(id="node", boot=self._node_boot),
-            device=device,
-            shares=tuple(entries),
-            mechanism="simulated",
-        )
-        self.publish(event)
-
-    def _restart(self, command: c.RestartTenant) -> None:
-        process = self.processes.get(command.tenant)
-        running = process is not None and process.alive
-        if running and command.boot in (None, process.worker.boot):
-            process.alive = False
-            self.num_restarts += 1
-            self.later(0.4, lambda: self._spawn(process.order))
+    # --- Machines --------------------------------------------------------------------------------
 
     def spawn_by_hand(self, order: c.StartTenant) -> None:
         """A tenant that the scheduler did not place."""
-        self._orders[order.tenant] = order
-        self._spawn(order)
+        self.machines.by_name[order.worker.id].orders[order.tenant] = order
+        self.machines.spawn(order)
 
-    def silence(self, duration_s: float) -> None:
+    def silence(self, duration_s: float, machine: str = "node") -> None:
         """The node's heartbeats do not arrive for a while."""
-        self._silent_until_s = self.now_s + duration_s
+        self.machines.by_name[machine].silent_until_s = self.now_s + duration_s
 
     def kill(self, process: Process) -> None:
-        """A crash; the node sees it (perhaps after the next start) and restarts it."""
-        process.alive = False
-        order = process.order
-        exited = e.WorkerExited(
-            id=self.new_id("exited"),
-            pipeline=order.pipeline,
-            worker=process.worker,
-            exit_code=-9,
-            reason="killed",
-        )
-        self.later(self.random.uniform(0.0, 0.8), lambda: self.publish(exited))
-        self.later(0.4, lambda: self._spawn(order))
+        """A crash, after which its node starts it again."""
+        self.machines.kill(process)
 
     def _tick(self) -> None:
         self.publish(e.Tick(id=self.new_id("tick")))
-
-    def _heartbeat(self) -> None:
-        if self.now_s >= self._silent_until_s:
-            node = Worker(id="node", boot=self._node_boot)
-            self.publish(e.Heartbeat(id=self.new_id("heartbeat"), node=node))
 
     def _harm(self) -> None:
         for process in list(self.processes.values()):
@@ -363,14 +276,7 @@ class World:
             is_rollout = process.order.role == "rollout"
             if process.alive and is_rollout and self.chance(self.faults.isolate_per_s):
                 process.isolated_until_s = self.now_s + self.random.uniform(1.0, 45.0)
-        if self.chance(self.faults.silence_per_s):
-            self.silence(20.0)
-        if self.chance(self.faults.node_restart_per_s):
-            for process in self.processes.values():
-                process.alive = False
-            self.processes, self._orders, self._shares = {}, {}, {}
-            self._node_boot = f"n{next(self._counter)}"
-            self._start_node()
+        self.machines.harm()
 
     def _progress(self) -> None:
         for process in list(self.processes.values()):

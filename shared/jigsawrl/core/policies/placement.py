@@ -6,6 +6,7 @@ Used by the policies when they start a pipeline; moves nothing later.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from heapq import heapify, heappop, heapreplace
 from typing import Literal
@@ -14,7 +15,7 @@ import msgspec
 
 from jigsawrl.contract.message import Role
 from jigsawrl.contract.spec import Device
-from jigsawrl.core.state import Pipeline, State
+from jigsawrl.core.state import Pipeline, State, Tenant
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +35,11 @@ _APART: dict[Role, Role] = {"rollout": "trainer", "trainer": "rollout"}
 
 
 def devices_for(pipeline: Pipeline, state: State) -> list[Device]:
-    """Devices of nodes that are up, of the kind asked for; GPUs, where there are any, for `auto`."""
-    return of_kind(pipeline, [d for node in state.nodes.values() if node.up for d in node.devices])
+    """Devices of nodes that take tenants, of the kind asked for; GPUs, where there are any, for
+    `auto`."""
+    return of_kind(
+        pipeline, [d for node in state.nodes.values() if node.open for d in node.devices]
+    )
 
 
 def of_kind(pipeline: Pipeline, devices: list[Device]) -> list[Device]:
@@ -96,12 +100,33 @@ def place(
     usual order finds none, the roomiest devices are tried first, then the tightest that do, in both
     orders of roles, and each machine for the trainer."""
     nodes = list(dict.fromkeys(device.node for device in devices))
+    missing = _missing(pipeline)
     for first, by_need in _TRIES:
         for home in (None, *nodes) if pipeline.spec.num_trainer_ranks > 1 else (None,):
             wish = _Wish(apart=apart, first=first, by_need=by_need, home=home)
-            places = _place(pipeline, devices, occupancy, wish)
+            places = _place(pipeline, missing, devices, occupancy, wish)
             if places is not None:
                 return places
+    return None
+
+
+def place_again(
+    pipeline: Pipeline, tenants: list[Tenant], devices: list[Device], occupancy: Occupancy
+) -> tuple[Place, ...] | None:
+    """New places of tenants of one role of a pipeline that runs, noted in `occupancy`; trainer ranks
+    stay on one machine. None where not all of them find room."""
+    missing = [(tenant.role, tenant.id) for tenant in tenants]
+    staying = tuple(
+        Place(tenant=tenant.id, role=tenant.role, node=tenant.node, device=tenant.device)
+        for tenant in pipeline.tenants.values()
+        if tenant not in tenants and tenant.node is not None
+    )
+    nodes = list(dict.fromkeys(device.node for device in devices))
+    for home in (None, *nodes) if len(tenants) > 1 else (None,):
+        wish = _Wish(apart=pipeline.spec.pipeline_depth > 1, first="emptiest", home=home)
+        places = _place(pipeline, missing, devices, occupancy, wish, staying=staying)
+        if places is not None:
+            return places
     return None
 
 
@@ -123,33 +148,33 @@ class _Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     apart: bool
     first: First
-    by_need: bool
+    by_need: bool = False
     """Who needs most memory chooses first, instead of the trainer."""
     home: str | None
     """The trainer's machine; None = that of its first rank."""
 
 
 def _place(
-    pipeline: Pipeline, devices: list[Device], occupancy: Occupancy, wish: _Wish
+    pipeline: Pipeline,
+    missing: list[tuple[Role, str]],
+    devices: list[Device],
+    occupancy: Occupancy,
+    wish: _Wish,
+    *,
+    staying: tuple[Place, ...] = (),
 ) -> tuple[Place, ...] | None:
+    """Of the `missing` tenants (role, id), beside those that stay."""
     if not devices:
         return None
-    members: dict[Role, int] = {}
-    for tenant in pipeline.tenants.values():
-        members[tenant.role] = members.get(tenant.role, 0) + 1
     places: list[Place] = []
     memory = pipeline.spec.memory
-    missing = [
-        (role, index)
-        for role, count in _wanted(pipeline)
-        for index in range(count - members.get(role, 0))
-    ]
     if wish.by_need:
-        missing.sort(key=lambda one: -memory.of(one[0]) if one[0] in ON_DEVICES else 0)
+        missing = sorted(missing, key=lambda one: -memory.of(one[0]) if one[0] in ON_DEVICES else 0)
     candidates: _Candidates | None = None
-    for role, index in missing:
+    for role, name in missing:
         if candidates is None or candidates.role != role or candidates.home is None:
-            candidates = _Candidates(role, devices, occupancy, memory.of(role), places, wish)
+            placed = [*staying, *places]
+            candidates = _Candidates(role, devices, occupancy, memory.of(role), placed, wish)
         device = candidates.take()
         if device is None:
             for one in places:
@@ -158,7 +183,7 @@ def _place(
             return None
         places.append(
             Place(
-                tenant=f"{pipeline.name}.{role}{index}",
+                tenant=name,
                 role=role,
                 node=device.node,
                 device=device.id if role in ON_DEVICES else None,
@@ -167,6 +192,15 @@ def _place(
         if role in ON_DEVICES:
             occupancy.add(device.id, role, memory.of(role))
     return tuple(places)
+
+
+def _missing(pipeline: Pipeline) -> list[tuple[Role, str]]:
+    members = Counter(tenant.role for tenant in pipeline.tenants.values())
+    return [
+        (role, f"{pipeline.name}.{role}{index}")
+        for role, count in _wanted(pipeline)
+        for index in range(count - members[role])
+    ]
 
 
 def _wanted(pipeline: Pipeline) -> list[tuple[Role, int]]:

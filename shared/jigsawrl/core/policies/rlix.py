@@ -108,7 +108,7 @@ def _plan(state: State) -> None:
     pool.sequence = state.sequence
     _renew(state, pipelines)
     taken = _grant(pool, pipelines)
-    devices = {d.id for node in state.nodes.values() if node.up for d in node.devices} - taken
+    devices = {d.id for node in state.nodes.values() if node.open for d in node.devices} - taken
     pool.active = {
         p.name: tuple(
             worker.id
