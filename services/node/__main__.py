@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import sys
 import uuid
+from functools import partial
 from pathlib import Path
 
 from jigsawrl.bus.client import connect
@@ -17,6 +18,7 @@ from jigsawrl.devices.undivided import UndividedActuator
 from jigsawrl.observe import configure_logging
 from services.node.devices import discover
 from services.node.node import Node
+from services.node.runs import folder_id
 from services.run import CONNECT_TIMEOUT_S
 from services.stopping import run_program, until_told_to_stop
 
@@ -25,8 +27,7 @@ STOP_DEADLINE_S = 4.8
 GOODBYE_DEADLINE_S = 4.5
 
 
-def main() -> int:
-    """Run a node until SIGTERM or SIGINT."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m services.node")
     parser.add_argument("--url", required=True, help="NATS server, nats://127.0.0.1:4222")
     parser.add_argument("--state-dir", required=True, type=Path, help="logs and the process list")
@@ -36,13 +37,30 @@ def main() -> int:
     parser.add_argument("--node", default="node0", help="this node's name")
     parser.add_argument("--devices", help="choice of devices: cpu, or for example cpu:0,cpu:1")
     parser.add_argument("--prefix", default="jig", help="first token of all subjects")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--notice",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="from SIGTERM on, to hand over what is here; default: none",
+    )
+    return parser
+
+
+def main() -> int:
+    """Run a node until SIGTERM or SIGINT."""
+    arguments = _parser().parse_args()
     configure_logging(service="node")
     try:
         check_name(arguments.node, "--node")
         devices = discover(arguments.node, arguments.devices)
+        folder_id(arguments.runs_folder)
+        arguments.state_dir.mkdir(parents=True, exist_ok=True)
     except ValueError as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{error.filename} can't be written: {error.strerror}", file=sys.stderr)
         return 2
     identity = Worker(id=arguments.node, boot=uuid.uuid4().hex[:12])
 
@@ -59,14 +77,19 @@ def main() -> int:
             state_folder=arguments.state_dir,
             runs_folder=arguments.runs_folder,
         )
+        notice_s = arguments.notice
         try:
-            await until_told_to_stop(node.live(), deadline_s=STOP_DEADLINE_S)
+            await until_told_to_stop(
+                node.live(),
+                deadline_s=STOP_DEADLINE_S,
+                take_leave=partial(node.take_leave, notice_s) if notice_s > 0 else None,
+            )
         finally:
             # Tenants are stopped even where the bus is away: the goodbye alone has a deadline.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(node.stop("told to stop"), GOODBYE_DEADLINE_S)
             await bus.close()
-        return 0
+        return 0 if node.sent_away is None else 1
 
     return run_program(serve())
 

@@ -5,7 +5,9 @@ node left behind, and tells the scheduler that it holds no tenant."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ import structlog
 from jigsawrl.bus.base import Bus
 from jigsawrl.contract.commands import (
     Command,
+    ReleaseNode,
     RestartTenant,
     SetShares,
     StartTenant,
@@ -22,6 +25,7 @@ from jigsawrl.contract.commands import (
 )
 from jigsawrl.contract.events import (
     Heartbeat,
+    NodeLeaving,
     NodeStarted,
     NodeStopped,
     SharesApplied,
@@ -33,12 +37,17 @@ from jigsawrl.contract.spec import Device
 from jigsawrl.devices.base import Actuator
 from jigsawrl.devices.cgroups import remove_leftovers
 from services.node.leftovers import Leftovers
+from services.node.runs import folder_id
 from services.node.shares import Shares
 from services.node.tenant import TenantCommand, TenantProcess
 
 log = structlog.get_logger()
 
 HEARTBEAT_PERIOD_S = 2.0
+
+
+class _SentAwayError(Exception):
+    """The scheduler does not want this node."""
 
 
 class Node:
@@ -60,6 +69,8 @@ class Node:
         self._devices = {device.id: device for device in devices}
         self._url = url
         self._runs_folder = runs_folder
+        self._runs_id = folder_id(runs_folder)
+        self._home = f"{socket.gethostname()}:{state_folder.resolve()}"
         self._logs = state_folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._leftovers = Leftovers(state_folder / "processes.json")
@@ -70,11 +81,15 @@ class Node:
         self._ending: dict[str, asyncio.Task[None]] = {}
         """Tenants that were told to stop: beside the command loop, so that a slow one delays neither
         the others nor the next pipeline's start."""
+        self._released = asyncio.Event()
+        self._is_leaving = False
+        self.sent_away: str | None = None
+        """Why the scheduler does not want this node, for people."""
         self._leader_epoch = 0
         self._counter = itertools.count()
 
     async def live(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, or sent away."""
         num_killed = self._leftovers.kill_all()
         if num_killed:
             log.warning("killed what an earlier node left behind", num_processes=num_killed)
@@ -88,12 +103,33 @@ class Node:
                 id=message_id(NodeStarted.tag(), self._identity.id, self._identity.boot),
                 node=self._identity,
                 devices=tuple(self._devices.values()),
+                runs_id=self._runs_id,
+                home=self._home,
             )
         )
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._beat())
-            group.create_task(self._tell_shares())
-            group.create_task(self._bus.consume_commands(self._identity, self._on_command))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._beat())
+                group.create_task(self._tell_shares())
+                group.create_task(self._bus.consume_commands(self._identity, self._on_command))
+                group.create_task(self._end_if_sent_away())
+        except* _SentAwayError:
+            log.error("sent away", reason=self.sent_away)
+
+    async def take_leave(self, notice_s: float) -> None:
+        """Have what is here handed over; returns when that is done, or after `notice_s`."""
+        self._is_leaving = True
+        log.info("leaving", notice_s=notice_s)
+        leaving = NodeLeaving(
+            id=self._new_id(NodeLeaving.tag()),
+            node=self._identity,
+            notice_s=notice_s,
+            reason="told to stop",
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(notice_s):
+                await self._bus.publish_event(leaving)
+                await self._released.wait()
 
     async def stop(self, reason: str) -> None:
         """Stop all tenants, then say so."""
@@ -104,6 +140,11 @@ class Node:
         await self._bus.publish_event(
             NodeStopped(id=self._new_id(NodeStopped.tag()), node=self._identity, reason=reason)
         )
+
+    async def _end_if_sent_away(self) -> None:
+        await self._released.wait()
+        if self.sent_away is not None:
+            raise _SentAwayError
 
     async def _beat(self) -> None:
         while True:
@@ -146,6 +187,10 @@ class Node:
                 log.info("restarting", tenant=command.tenant)
         elif isinstance(command, SetShares):
             await self._shares.divide(command.device, dict(command.shares), cause=command.id)
+        elif isinstance(command, ReleaseNode):
+            if not self._is_leaving:
+                self.sent_away = command.reason
+            self._released.set()
 
     def _end(self, tenant: str) -> None:
         process = self._tenants.pop(tenant, None)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.daemon_site import Daemon
 from tests.integration.live_run import LiveRun, Recording, record
 from tests.integration.test_exactness import fingerprint, learned, start
 
@@ -33,3 +36,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the exact pipeline computes in mode sync, with one worker and nothing killed."""
     with start(tmp_path_factory.mktemp("undisturbed")) as live:
         return learned(fingerprint(live))
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """None is up yet; all is ended afterwards."""
+    daemon = Daemon(tmp_path)
+    yield daemon
+    daemon.end()

@@ -106,14 +106,18 @@ async def submit(
     configs: Sequence[PipelineConfig],
     *,
     start_together: bool,
+    exist_ok: bool = False,
     view: View | None,
 ) -> int:
-    """Submit them in order; with a `view` watch them to their ends."""
+    """Submit them in order; with a `view` watch them to their ends. With `exist_ok` those that run or
+    have finished there are left as they are."""
     known = {p.pipeline: p for p in (await cluster.status()).pipelines}
-    for config in configs:
-        _check_new(config, known.get(config.name))
+    there = {name for name, p in known.items() if exist_ok and p.state != "failed"}
     names = [config.name for config in configs]
-    for config in configs:
+    new = [config for config in configs if config.name not in there]
+    for config in new:
+        _check_new(config, known.get(config.name))
+    for config in new:
         companions = [name for name in names if start_together and name != config.name]
         await cluster.submit(config, companions=companions)
     told = {p.pipeline: p for p in (await cluster.status()).pipelines}
@@ -122,7 +126,8 @@ async def submit(
         raise CommandError(f"{pipeline.pipeline}: {pipeline.failure}", status=EXIT_BAD_INPUT)
     if view is None:
         for name in names:
-            print(f"submitted {name}: see how it goes with jigsaw status {name}")
+            done = "is there already" if name in there else "is submitted"
+            print(f"{name} {done}: see how it goes with jigsaw status {name}")
         return 0
     client = PipelineClient(cluster.bus, configs, view, run_id=uuid.uuid4().hex[:12])
     ended = await client.run()

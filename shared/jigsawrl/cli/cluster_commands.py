@@ -1,5 +1,5 @@
-"""The commands of a daemon and its clients: `up`, `down`, `submit`, `status`, `top`, `logs`, `pause`,
-`resume`, `cancel`. Their arguments, and who carries each out.
+"""The commands of a daemon and its clients: `up`, `down`, `node`, `submit`, `status`, `top`, `logs`,
+`pause`, `resume`, `cancel`. Their arguments, and who carries each out.
 
 Called by `main`; like there, a command's code is imported only when it is called.
 """
@@ -26,16 +26,35 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     up.add_argument("--detach", "-d", action="store_true", help="in the background")
     up.add_argument("--policy", metavar="NAME", help="who runs when and where; default: jigsaw")
     up.add_argument("--profile", type=Path, metavar="FILE", help="by `jigsaw profile`")
-    up.add_argument("--devices", choices=["auto", "cpu"], default="auto")
+    up.add_argument(
+        "--devices",
+        choices=["auto", "cpu", "none"],
+        default="auto",
+        help="of this machine; none: others join with jigsaw node",
+    )
 
     down = commands.add_parser("down", help="stop the daemon; the next one goes on with all it had")
     _add_folder(down)
+
+    node = commands.add_parser(
+        "node", help="this machine joins a cluster, until it is told to stop"
+    )
+    node.add_argument("--name", help="in the cluster; default: the host's")
+    node.add_argument("--runs-folder", type=Path, metavar="DIR", help="of checkpoints, best shared")
+    node.add_argument("--devices", metavar="LIST", help="cpu, or for example cuda:0,cuda:1")
+    node.add_argument(
+        "--notice", type=float, metavar="SECONDS", help="to hand over after SIGTERM; default: 20"
+    )
+    _add_cluster(node)
 
     submit = commands.add_parser("submit", help="run pipelines on a cluster")
     submit.add_argument("pipeline", type=Path, metavar="PIPELINE.toml", nargs="+")
     submit.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     submit.add_argument("--start-together", action="store_true")
     submit.add_argument("--wait", action="store_true", help="watch them to their ends")
+    submit.add_argument(
+        "--exist-ok", action="store_true", help="what runs or has finished already is no error"
+    )
     _add_cluster(submit)
 
     status = commands.add_parser("status", help="what a cluster's pipelines do")
@@ -103,9 +122,9 @@ def _up(arguments: argparse.Namespace) -> int:
     if policy not in POLICIES:
         known = ", ".join(POLICIES)
         raise CommandError(f"--policy {policy}: choose one of {known}", status=EXIT_BAD_INPUT)
-    folder, cpu_only = _folder(arguments), arguments.devices == "cpu"
+    folder = _folder(arguments)
     if not arguments.detach:
-        return up(folder, policy=policy, profile=arguments.profile, cpu_only=cpu_only)
+        return up(folder, policy=policy, profile=arguments.profile, devices=arguments.devices)
     options = ["--policy", policy, "--devices", arguments.devices]
     if arguments.profile is not None:
         options += ["--profile", str(arguments.profile.resolve())]
@@ -116,6 +135,23 @@ def _down(arguments: argparse.Namespace) -> int:
     from jigsawrl.cli.daemon import down
 
     return down(_folder(arguments))
+
+
+def _node(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli.node_command import NOTICE_S, default_name, join
+
+    name = arguments.name or default_name()
+    # With --url its folder need not be a daemon's: it is then the one that the node's lies in.
+    folder = _folder(arguments)
+    url = arguments.url or os.environ.get("JIGSAW_URL") or _url(arguments)
+    return join(
+        url,
+        folder / "nodes" / name,
+        name=name,
+        runs_folder=arguments.runs_folder or folder / "runs",
+        devices=arguments.devices,
+        notice_s=NOTICE_S if arguments.notice is None else arguments.notice,
+    )
 
 
 def _submit(arguments: argparse.Namespace) -> int:
@@ -132,7 +168,11 @@ def _submit(arguments: argparse.Namespace) -> int:
         return cluster.ask(
             _url(arguments),
             lambda there: cluster.submit(
-                there, configs, start_together=arguments.start_together, view=view
+                there,
+                configs,
+                start_together=arguments.start_together,
+                exist_ok=arguments.exist_ok,
+                view=view,
             ),
         )
     finally:
@@ -193,6 +233,7 @@ def _view() -> View:
 COMMANDS = {
     "up": _up,
     "down": _down,
+    "node": _node,
     "submit": _submit,
     "status": _status,
     "top": _top,

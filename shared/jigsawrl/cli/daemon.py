@@ -22,7 +22,7 @@ import msgspec
 
 from jigsawrl.cli.daemon_folder import Daemon, announce, find, is_occupied, occupy, withdraw
 from jigsawrl.cli.disk import watch_disk
-from jigsawrl.cli.embedded import embedded_system
+from jigsawrl.cli.embedded import Devices, embedded_system
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import GaveUpError, tail
@@ -38,14 +38,14 @@ DOWN_TIMEOUT_S = 15.0
 POLL_S = 0.05
 
 
-def up(folder: Path, *, policy: str, profile: Path | None, cpu_only: bool) -> int:
+def up(folder: Path, *, policy: str, profile: Path | None, devices: Devices) -> int:
     """Be the daemon until a signal; the exit status."""
     folder = folder.resolve()
     held = occupy(folder)
     try:
         if profile is not None:
-            _adopt(profile, folder, cpu_only=cpu_only)
-        return asyncio.run(_until_signal(folder, policy=policy, cpu_only=cpu_only))
+            _adopt(profile, folder, devices=devices)
+        return asyncio.run(_until_signal(folder, policy=policy, devices=devices))
     finally:
         withdraw(folder)
         os.close(held)
@@ -107,19 +107,19 @@ def down(folder: Path) -> int:
     return 0
 
 
-def _adopt(profile: Path, folder: Path, *, cpu_only: bool) -> None:
+def _adopt(profile: Path, folder: Path, *, devices: Devices) -> None:
     """Keep a copy of a profile of this machine's devices; raises `CommandError` for another's."""
     try:
-        gpus = [] if cpu_only else find_gpus(otherwise="give --devices cpu")
+        gpus = [] if devices == "cpu" else find_gpus(otherwise="give --devices cpu")
         checked = read_profile(profile, device_kind=gpus[0].name if gpus else "cpu")
     except ValueError as error:
         raise CommandError(f"--profile {error}", status=EXIT_BAD_INPUT) from None
     (folder / PROFILE_FILE).write_bytes(msgspec.json.encode(checked) + b"\n")
 
 
-async def _until_signal(folder: Path, *, policy: str, cpu_only: bool) -> int:
+async def _until_signal(folder: Path, *, policy: str, devices: Devices) -> int:
     """0 after a signal: that is how a daemon ends."""
-    serving = asyncio.ensure_future(_serve(folder, policy=policy, cpu_only=cpu_only))
+    serving = asyncio.ensure_future(_serve(folder, policy=policy, devices=devices))
     told = asyncio.Event()
 
     def on_signal() -> None:
@@ -138,10 +138,10 @@ async def _until_signal(folder: Path, *, policy: str, cpu_only: bool) -> int:
         return 0
 
 
-async def _serve(folder: Path, *, policy: str, cpu_only: bool) -> int:
+async def _serve(folder: Path, *, policy: str, devices: Devices) -> int:
     say: Callable[[str], None] = lambda text: print(text, flush=True)  # noqa: E731
     async with embedded_system(
-        folder, runs_folder=folder / "runs", policy=policy, cpu_only=cpu_only
+        folder, runs_folder=folder / "runs", policy=policy, devices=devices
     ) as system:
         announce(folder, Daemon(url=system.url, pid=os.getpid()))
         say(f"up: {system.url} (folder {folder})")

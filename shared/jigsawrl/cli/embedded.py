@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.server import EmbeddedServer, start_server
@@ -22,6 +23,9 @@ from jigsawrl.devices.gpus import NVIDIA_SMI_TIMEOUT_S, find_gpus
 PROGRAM_GRACE_S = 3.5
 """For scheduler and node together; with the server's part a stop takes less than 5 s. Tenants of a
 node that does not end in time die with it."""
+
+Devices = Literal["auto", "cpu", "none"]
+"""Of this machine: GPUs if it has some, CPU slots in any case, or nothing runs on it."""
 
 EXIT_POLL_S = 0.1
 """How often a nats-server is looked at; it is no asyncio child."""
@@ -87,7 +91,7 @@ class EmbeddedSystem:
     """The three processes of one run or daemon, complete when built."""
 
     def __init__(
-        self, folder: Path, server: Server, *, runs_folder: Path, policy: str, cpu_only: bool
+        self, folder: Path, server: Server, *, runs_folder: Path, policy: str, devices: Devices
     ) -> None:
         logs = folder / "logs"
         scheduler_folder, node_folder = str(folder / "scheduler"), str(folder / "node")
@@ -111,11 +115,25 @@ class EmbeddedSystem:
             arguments=(
                 *("--url", server.url, "--state-dir", node_folder),
                 *("--runs-folder", str(runs_folder)),
-                *(("--devices", "cpu") if cpu_only else ()),
+                *(("--devices", "cpu") if devices == "cpu" else ()),
             ),
             log_path=logs / "node.log",
         )
-        self._children: tuple[Child, ...] = (server, self.scheduler, self.node)
+        self._has_node = devices != "none"
+        self._children: tuple[Child, ...] = (server, *self._programs)
+
+    @property
+    def _programs(self) -> tuple[Program, ...]:
+        return (self.scheduler, self.node) if self._has_node else (self.scheduler,)
+
+    async def start(self) -> None:
+        """All but the server, which runs."""
+        for program in self._programs:
+            await program.start()
+
+    async def stop(self) -> None:
+        """Likewise."""
+        await asyncio.gather(*(p.stop(grace_s=PROGRAM_GRACE_S) for p in self._programs))
 
     async def restart_store(self) -> None:
         """End nats-server; who supervises starts it again, on the same port and store."""
@@ -136,10 +154,11 @@ class EmbeddedSystem:
 
 @contextlib.asynccontextmanager
 async def embedded_system(
-    folder: Path, *, runs_folder: Path, policy: str, cpu_only: bool
+    folder: Path, *, runs_folder: Path, policy: str, devices: Devices
 ) -> AsyncIterator[EmbeddedSystem]:
     """Start the system under `folder`; stop it at the end, whatever happened, within 5 s. Pipelines
-    leave theirs under `runs_folder`. With `cpu_only` the node has CPU slots though there are GPUs."""
+    leave theirs under `runs_folder`. With `devices` ``cpu`` the node has CPU slots though there are
+    GPUs, with ``none`` there is no node: others join."""
     server = Server(folder / "nats")
     try:
         await server.start()
@@ -147,16 +166,12 @@ async def embedded_system(
         raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
     try:
         system = EmbeddedSystem(
-            folder, server, runs_folder=runs_folder, policy=policy, cpu_only=cpu_only
+            folder, server, runs_folder=runs_folder, policy=policy, devices=devices
         )
         try:
-            await system.scheduler.start()
-            await system.node.start()
+            await system.start()
             yield system
         finally:
-            await asyncio.gather(
-                system.node.stop(grace_s=PROGRAM_GRACE_S),
-                system.scheduler.stop(grace_s=PROGRAM_GRACE_S),
-            )
+            await system.stop()
     finally:
         await server.stop(grace_s=0)

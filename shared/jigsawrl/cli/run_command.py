@@ -17,7 +17,7 @@ from pathlib import Path
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import connect
 from jigsawrl.cli.disk import watch_disk
-from jigsawrl.cli.embedded import device_kind, embedded_system, has_cuda_device
+from jigsawrl.cli.embedded import Devices, device_kind, embedded_system, has_cuda_device
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.pipeline_client import PipelineClient, View
 from jigsawrl.cli.run_folder import (
@@ -161,9 +161,9 @@ class WatchedRun:
 
     async def run(self) -> int:
         """Start everything, submit, watch to the end, stop everything; the exit status."""
-        cpu_only = all(config.device == "cpu" for config in self._configs)
+        devices: Devices = "cpu" if all(c.device == "cpu" for c in self._configs) else "auto"
         async with embedded_system(
-            self.folder, runs_folder=self.folder, policy=self._run.policy, cpu_only=cpu_only
+            self.folder, runs_folder=self.folder, policy=self._run.policy, devices=devices
         ) as system:
             self._view.on_notice(f"bus: {system.url}")
             supervising = asyncio.create_task(system.supervise(self._view.on_notice))
