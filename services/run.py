@@ -17,8 +17,10 @@ import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import structlog
 
+from jigsawrl import __version__
 from jigsawrl.bus.base import Bus, RecordGoneError
 from jigsawrl.bus.client import connect
 from jigsawrl.config import PipelineConfig, decode_config
@@ -154,6 +156,7 @@ class Life:
                 role=self._tenant.role,
                 node=self._node,
                 device=context.device,
+                code_version=__version__,
             )
         )
         async with asyncio.TaskGroup() as group:
@@ -228,7 +231,7 @@ class Life:
             return
         self._configured = True
         try:
-            restored = await self._tenant.configure(decode_config(command.config), command)
+            restored = await self._tenant.configure(_config(command), command)
         except RefusedError as error:
             await context.bus.publish_event(
                 WorkerRefused(
@@ -255,6 +258,17 @@ class Life:
             )
         )
         self._ready.set()
+
+
+def _config(command: Configure) -> PipelineConfig:
+    """Raises `RefusedError` where this version knows no such configuration."""
+    try:
+        return decode_config(command.config)
+    except msgspec.DecodeError as error:
+        raise RefusedError(
+            f"the configuration is of another version of JigsawRL ({error}): this worker runs"
+            f" {__version__}; upgrade its node"
+        ) from error
 
 
 def parser(role: str) -> argparse.ArgumentParser:

@@ -9,11 +9,13 @@ import contextlib
 import itertools
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import structlog
 
+from jigsawrl import __version__
 from jigsawrl.bus.base import Bus
 from jigsawrl.contract.commands import (
     Command,
@@ -105,6 +107,8 @@ class Node:
                 devices=tuple(self._devices.values()),
                 runs_id=self._runs_id,
                 home=self._home,
+                code_version=__version__,
+                clock_s=time.time(),
             )
         )
         try:
@@ -149,7 +153,9 @@ class Node:
     async def _beat(self) -> None:
         while True:
             await self._bus.publish_event(
-                Heartbeat(id=self._new_id(Heartbeat.tag()), node=self._identity)
+                Heartbeat(
+                    id=self._new_id(Heartbeat.tag()), node=self._identity, clock_s=time.time()
+                )
             )
             await asyncio.sleep(HEARTBEAT_PERIOD_S)
 

@@ -31,6 +31,7 @@ from jigsawrl.core.history import data_needed_from
 from jigsawrl.core.policies import DEFAULT_POLICY
 from jigsawrl.core.scheduler import Scheduler
 from services.scheduler.journal import Journal
+from services.scheduler.newcomers import Newcomers
 from services.scheduler.outgoing import Outgoing
 from services.scheduler.requests import Requests
 from services.scheduler.snapshots import Snapshot, check_version
@@ -86,6 +87,7 @@ class Leader:
         """Part of the ids of what it publishes: a process may lead twice within the time in which the
         server takes a repeated id for a repeated message."""
         self._journal = Journal(bus, folder=folder)
+        self._newcomers = Newcomers()
         self._last = 0
         """Last message folded, or passed over as unreadable."""
         self._epoch: int | None = None
@@ -246,6 +248,7 @@ class Leader:
         commands = scheduler.handle(event, timestamp_s=stored.timestamp_s, sequence=stored.sequence)
         self._handling_s += time.perf_counter() - started_s
         self._num_since_snapshot += 1
+        self._newcomers.look(scheduler.state, event)
         if scheduler.decision_due:
             self._decision_due.set()
         else:

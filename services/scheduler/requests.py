@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from jigsawrl import __version__
 from jigsawrl.bus.base import Bus, BusError
 from jigsawrl.config import PipelineConfig, decode_config
 from jigsawrl.contract.codec import EVENTS, UndecodableError, encode
@@ -34,7 +35,7 @@ from jigsawrl.contract.requests import (
 )
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.state import Pipeline
-from jigsawrl.core.status import pipeline_status
+from jigsawrl.core.status import node_statuses, pipeline_status
 from jigsawrl.memory import needed
 from services.scheduler.journal import Journal
 from services.scheduler.sizing import (
@@ -169,6 +170,9 @@ class Requests:
             stream_sequence=state.sequence,
             num_dead_letters=self._num_dead_letters,
             pipelines=tuple(self._pipeline(p) for p in state.pipelines.values()),
+            nodes=tuple(node_statuses(state)),
+            policy=state.policy,
+            code_version=__version__,
         )
 
     def _pipeline(self, pipeline: Pipeline) -> PipelineStatus:

@@ -56,7 +56,7 @@ def test_messages_match_their_json_schema(family: str, cls: type[Message]):
 
 
 def test_no_golden_file_is_left_without_a_class():
-    assert {path.stem for path in FOLDER.iterdir()} == {cls.tag() for _, cls in ALL}
+    assert {path.stem for path in FOLDER.glob("*.hex")} == {cls.tag() for _, cls in ALL}
 
 
 def test_tags_are_unique():
@@ -119,7 +119,7 @@ def test_a_boots_filter_takes_its_commands_and_no_other_boots():
         msgpack.packb({"type": "unknown", "id": "x"}),
         msgpack.packb({"type": "tick"}),
         msgpack.packb({"type": "tick", "id": 3}),
-        msgpack.packb({"type": "tick", "id": "x", "schema": 2}),
+        msgpack.packb({"type": "tick", "id": "x", "schema": 3}),
         b"\x91" * 100_000,
     ],
 )

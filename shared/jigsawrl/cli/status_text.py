@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jigsawrl.cli.summary import fates_text, tokens_per_s
+from jigsawrl.clocks import skew_text
 from jigsawrl.contract.requests import PipelineStatus, Status, WorkerStatus
 
 TITLES = ("PIPELINE", "STATE", "STEP", "REWARD", "TOKENS/S", "STALENESS", "WAITS FOR")
@@ -23,8 +24,21 @@ def overview(status: Status) -> Iterator[str]:
         yield from table(TITLES, [_row(pipeline) for pipeline in status.pipelines])
     else:
         yield "no pipelines: jigsaw submit PIPELINE.toml"
+    yield from _nodes(status)
     if status.num_dead_letters:
         yield f"dead letters: {status.num_dead_letters}"
+
+
+def _nodes(status: Status) -> Iterator[str]:
+    """Only those with which something is wrong: the others show in their workers."""
+    for node in status.nodes:
+        if node.state == "refused":
+            yield f"node refused: {node.refused}"
+        elif node.state == "away":
+            yield f"node {node.node} is away, not heard for {node.silent_s:.0f} s"
+        skew = skew_text(node.node, node.clock_skew_s)
+        if skew is not None and node.state in ("up", "refused"):
+            yield skew
 
 
 def describe_pipeline(pipeline: PipelineStatus) -> Iterator[str]:

@@ -1,5 +1,9 @@
-"""Messages to MessagePack bytes and back. Unknown fields are ignored; unknown tags and undecodable
-payloads raise `UndecodableError`, which the bus turns into dead letters."""
+"""Messages to MessagePack bytes and back. Unknown fields are ignored; unknown tags, undecodable
+payloads and schemas that are too new raise `UndecodableError`, which the bus turns into dead letters.
+
+Older schemas are all read: what was recorded once stays readable. Whether services of two schemas may
+work together is for the scheduler to say (`core.introductions`), which hears of both by messages that
+are read whatever their schema is."""
 
 from __future__ import annotations
 
@@ -8,12 +12,25 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from jigsawrl.contract.commands import CommandType
-from jigsawrl.contract.events import EventType
-from jigsawrl.contract.message import SCHEMA_VERSION, Message
+from jigsawrl.contract.events import (
+    EventType,
+    Heartbeat,
+    LeaderElected,
+    NodeStarted,
+    NodeStopped,
+    WorkerStarted,
+)
+from jigsawrl.contract.message import MAX_SCHEMAS_APART, SCHEMA_VERSION, Message
 from jigsawrl.contract.records import RecordType
 from jigsawrl.contract.requests import ReplyType, RequestType, TelemetryType
 
 M = TypeVar("M", bound=Message)
+
+INTRODUCTIONS = (LeaderElected, NodeStarted, NodeStopped, Heartbeat, WorkerStarted)
+"""Read whatever their schema is, so that who is too far apart is refused by name. Their fields keep
+their meaning for ever."""
+
+NEWEST_READABLE = SCHEMA_VERSION + MAX_SCHEMAS_APART
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -39,10 +56,10 @@ class Decoder(Generic[M]):
             message = self._decoder.decode(payload)
         except (msgspec.DecodeError, RecursionError) as error:
             raise UndecodableError(str(error)) from error
-        if message.schema > SCHEMA_VERSION:
+        if message.schema > NEWEST_READABLE and not isinstance(message, INTRODUCTIONS):
             raise UndecodableError(
                 f"message {message.id} has schema {message.schema};"
-                f" this program reads up to {SCHEMA_VERSION}"
+                f" this program reads up to {NEWEST_READABLE}"
             )
         return message
 

@@ -7,6 +7,7 @@ Who publishes each is said in its docstring; the scheduler is the only reader th
 from __future__ import annotations
 
 from jigsawrl.contract.message import (
+    CodeVersion,
     Count,
     Ledger,
     Message,
@@ -40,7 +41,8 @@ class Event(Message, frozen=True, kw_only=True):
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):
-    """A scheduler took the lease. Its epoch is this message's stream sequence."""
+    """A scheduler took the lease. Its epoch is this message's stream sequence, and its schema the one
+    that nodes and workers are held against."""
 
     leader: str
     code_version: str
@@ -100,6 +102,9 @@ class NodeStarted(Event, frozen=True, kw_only=True):
     trainer finds its checkpoints on any of them. Empty = nobody else has it."""
     home: str = ""
     """``<host name>:<state folder>``: where one that bears the name of another is refused."""
+    code_version: CodeVersion = ""
+    clock_s: float | None = None
+    """Wall clock of its machine when it said this, seconds since the epoch."""
 
 
 class NodeLeaving(Event, frozen=True, kw_only=True):
@@ -122,6 +127,8 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     """Every 2 s per node; its absence is counted in stream time."""
 
     node: Worker
+    clock_s: float | None = None
+    """As in `NodeStarted`."""
 
 
 class WorkerExited(Event, frozen=True, kw_only=True):
@@ -166,6 +173,7 @@ class WorkerStarted(Event, frozen=True, kw_only=True):
     node: str | None
     """None where the process was started by hand."""
     device: str | None
+    code_version: CodeVersion = ""
 
 
 class WorkerReady(Event, frozen=True, kw_only=True):

@@ -19,7 +19,12 @@ import msgspec
 from msgspec import Meta
 
 SCHEMA_VERSION = 1
-"""Raised when a reader of the old schema would misunderstand the new one; new fields need no raise."""
+"""Raised when a reader of the old schema would misunderstand the new one; new fields need no raise.
+Such a change takes two versions: the first adds the new beside the old, the second takes the old away.
+So neighbours understand one another, and no others need to."""
+
+MAX_SCHEMAS_APART = 1
+"""Services that work together are no further apart than this."""
 
 DType = Literal["int32", "int64", "float32", "float16", "bfloat16", "uint8"]
 
@@ -44,6 +49,9 @@ Id = Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 """A number of things, a version, an epoch, a stream sequence: what every language can hold exactly,
 and what sums of can't overflow the 64 bits of a snapshot."""
+
+CodeVersion = Annotated[str, Meta(max_length=80)]
+"""Of the JigsawRL that a process runs; empty where it was too old to say."""
 
 TOKEN = r"[A-Za-z0-9_-]{1,80}"
 """One token of a subject, without what has a meaning there."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from jigsawrl.contract.message import Array, Count, Message, Role
+from jigsawrl.contract.message import Array, CodeVersion, Count, Message, Role
 
 # --- To the leader (subject: see `Subjects.request`) ----------------------------------------------
 
@@ -81,6 +81,24 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences (rollout), orders (environment, reward) or cuts (trainer) it works on."""
     share: float | None = None
     """Of its device, as its node last applied it."""
+    code_version: CodeVersion = ""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine's supervisor."""
+
+    node: str
+    state: Literal["up", "away", "left", "refused"]
+    """``away``: it is silent; ``left``: it said that it stops."""
+    devices: tuple[str, ...]
+    schema_version: int
+    code_version: CodeVersion
+    silent_s: float
+    """Stream time since it was heard last."""
+    clock_skew_s: float | None
+    """Its wall clock less the server's, when it was heard last; None where it does not tell."""
+    refused: str | None = None
+    """Why it gets no work, and what to do."""
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +144,10 @@ class Status(Message, frozen=True, kw_only=True):
     """Last event folded."""
     num_dead_letters: Count
     pipelines: tuple[PipelineStatus, ...]
+    nodes: tuple[NodeStatus, ...] = ()
+    policy: str = ""
+    code_version: CodeVersion = ""
+    """Of the leader; its schema is that of this message."""
 
 
 # --- Between an evaluation worker and its pipeline's environment ------------------------------------

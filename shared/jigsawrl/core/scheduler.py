@@ -25,6 +25,7 @@ from jigsawrl.core import (
     filtering,
     groups,
     history,
+    introductions,
     migration,
     nodes,
     pipelines,
@@ -64,10 +65,10 @@ class Scheduler:
         self._of_cluster: dict[type[Event], Callable[[Any], None]] = {
             events.LeaderElected: self._leader_elected,
             events.Tick: self._tick,
-            events.NodeStarted: lambda e: nodes.started(self.state, e),
+            events.NodeStarted: lambda e: introductions.started(self.state, e),
             events.NodeLeaving: lambda e: nodes.leaving(self.state, e),
-            events.NodeStopped: lambda e: nodes.stopped(self.state, e),
-            events.Heartbeat: lambda e: nodes.heard(self.state, e),
+            events.NodeStopped: lambda e: introductions.stopped(self.state, e),
+            events.Heartbeat: lambda e: introductions.heard(self.state, e),
             events.SharesApplied: lambda e: shares.applied(self.state, e),
             events.PipelineSubmitted: self._submitted,
         }
@@ -75,7 +76,7 @@ class Scheduler:
             events.PipelineCancelled: self._cancelled,
             events.PipelinePaused: self._paused,
             events.PipelineResumed: self._resumed,
-            events.WorkerStarted: lambda p, e: workers.started(self.state, p, e),
+            events.WorkerStarted: self._worker_started,
             events.WorkerExited: lambda p, e: workers.exited(self.state, p, e),
             events.WorkerFailed: self._worker_failed,
             events.WorkerReady: self._worker_ready,
@@ -164,11 +165,21 @@ class Scheduler:
     def _leader_elected(self, event: events.LeaderElected) -> None:
         self.state.leader = event.leader
         self.state.leader_epoch = self.state.sequence
+        introductions.led_by(self.state, event)
         if event.policy in self._policies and event.policy != self.state.policy:
             self.state.policy = event.policy
             self.state.undivided = dict.fromkeys(self.state.residents, True)
         if event.profile is not None:
             self.state.profile = event.profile
+
+    def _worker_started(self, pipeline: Pipeline, event: events.WorkerStarted) -> None:
+        why = introductions.refusal(self.state, event.schema, event.worker.id)
+        if why is None:
+            workers.started(self.state, pipeline, event)
+        elif event.worker.id in pipeline.tenants:
+            pipelines.fail(self.state, pipeline, why)
+        else:  # started by hand: whoever did that finds it without work
+            self.state.num_ignored += 1
 
     def _submitted(self, event: events.PipelineSubmitted) -> None:
         live = [p.spec for p in self.state.pipelines.values() if p.live]

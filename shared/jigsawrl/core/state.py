@@ -19,6 +19,7 @@ from jigsawrl.core.allotment import Allotment
 from jigsawrl.core.clock import StreamClock
 from jigsawrl.core.group import Group
 from jigsawrl.core.ids import IdRanges
+from jigsawrl.core.introduction import Introduction
 from jigsawrl.core.outlook import Outlooks, Pace
 from jigsawrl.core.slowdown import TAIL_SEQUENCES
 from jigsawrl.core.work_history import WorkHistory
@@ -65,6 +66,8 @@ class Tenant(msgspec.Struct):
     applied_share: float | None = None
     """As its node last reported it; None where it has none, or its node's boot has ended."""
     boot: str | None = None
+    code_version: str = ""
+    """That this boot runs."""
     past_boots: list[str] = []
     configured: bool = False
     ready: bool = False
@@ -303,6 +306,10 @@ class State(msgspec.Struct):
     decided_s: float = -1.0
     dirty: dict[str, bool] = {}
     """Pipelines that an event touched since the last decision (a dict as an ordered set)."""
+    schema: int = 1
+    """The leader's, against which others are held."""
+    introductions: dict[str, Introduction] = {}
+    """By node: what it said of itself."""
     nodes: dict[str, Node] = {}
     node_orders: dict[str, bool] = {}
     """Nodes that leave or have strays, to be told something in the next decision."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from jigsawrl.contract.requests import FateCounts, PipelineStatus, WorkerStatus
+from jigsawrl.contract.requests import FateCounts, NodeStatus, PipelineStatus, WorkerStatus
 from jigsawrl.core import ids, room
 from jigsawrl.core.dispatch import num_held
 from jigsawrl.core.group import Group, Sequence
+from jigsawrl.core.introduction import Introduction
 from jigsawrl.core.pipelines import rests, running_s
 from jigsawrl.core.state import FATES, Pipeline, State, Tenant
 
@@ -39,6 +40,33 @@ def pipeline_status(state: State, pipeline: Pipeline) -> PipelineStatus:
         num_migrated_tokens=pipeline.num_migrated_tokens,
         num_tokens_again=pipeline.num_tokens_again,
         num_ignored=pipeline.num_ignored,
+    )
+
+
+def node_statuses(state: State) -> list[NodeStatus]:
+    """All machines that were heard of, in the order of their names."""
+    return [_node_status(state, name) for name in sorted({*state.nodes, *state.introductions})]
+
+
+def _node_status(state: State, name: str) -> NodeStatus:
+    node, said = state.nodes.get(name), state.introductions.get(name)
+    said = said or Introduction(boot="", schema=state.schema, code_version="")
+    is_up = node is not None and node.up
+    return NodeStatus(
+        node=name,
+        state="refused"
+        if said.refused is not None
+        else "up"
+        if is_up
+        else "left"
+        if said.left
+        else "away",
+        devices=() if node is None else tuple(device.id for device in node.devices),
+        schema_version=said.schema,
+        code_version=said.code_version,
+        silent_s=0.0 if node is None else state.clock.now_s - node.seen_s,
+        clock_skew_s=said.clock_skew_s,
+        refused=said.refused,
     )
 
 
@@ -77,6 +105,7 @@ def _worker_status(tenant: Tenant, num_held: int) -> WorkerStatus:
         version=tenant.version,
         num_held=num_held,
         share=tenant.applied_share,
+        code_version=tenant.code_version,
     )
 
 

@@ -54,6 +54,7 @@ def started(state: State, pipeline: Pipeline, event: WorkerStarted) -> None:
         return
     end_boot(pipeline, tenant)
     tenant.boot = event.worker.boot
+    tenant.code_version = event.code_version
     tenant.lost = False
     tenant.heard_s = state.clock.now_s
 

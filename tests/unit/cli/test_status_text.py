@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from jigsawrl.cli.status_text import describe_pipeline, overview, table
-from jigsawrl.contract.requests import FateCounts, WorkerStatus
+from jigsawrl.contract.requests import FateCounts, NodeStatus, WorkerStatus
 from tests.unit.cli.statuses import status
 
 
@@ -48,3 +50,23 @@ def test_one_pipeline_in_full_names_conservation_workers_and_shares() -> None:
     text = "\n".join(describe_pipeline(told.pipelines[0]))
     assert "3 admitted = 2 trained + 1 in flight" in text
     assert "tiny.rollout0  node0/cpu1  75%    ready  2        3" in text
+
+
+def test_nodes_are_named_that_are_refused_away_or_off_in_time() -> None:
+    def line(**changes: Any) -> str:
+        base: dict[str, Any] = {
+            "node": "node1",
+            "state": "up",
+            "devices": (),
+            "schema_version": 1,
+            "code_version": "1",
+            "silent_s": 40.0,
+            "clock_skew_s": 0.5,
+        }
+        told = msgspec.structs.replace(status(), nodes=(NodeStatus(**(base | changes)),))
+        return "\n".join(list(overview(told))[2:])
+
+    assert line() == line(state="left", clock_skew_s=9.0) == ""
+    assert line(state="away") == "node node1 is away, not heard for 40 s"
+    assert line(state="refused", refused="why") == "node refused: why"
+    assert line(clock_skew_s=-9.0).startswith("the clock of node1 is 9.0 s behind")
