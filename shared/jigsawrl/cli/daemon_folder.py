@@ -23,6 +23,8 @@ class Daemon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     url: str
     pid: int
+    host: str = ""
+    """Of the machine that it runs on."""
 
 
 def default_folder() -> Path:
@@ -63,21 +65,25 @@ def withdraw(folder: Path) -> None:
 
 def find(folder: Path) -> Daemon:
     """The daemon that is up there; raises `CommandError` where none is."""
-    none = CommandError(
-        f"no daemon is up in {folder}: start one with jigsaw up, or name one by --folder or --url",
-        status=EXIT_FAILED,
-    )
+    daemon = last_announced(folder)
+    if daemon is None or not is_occupied(folder):
+        raise CommandError(
+            f"no daemon is up in {folder}: start one with jigsaw up, or name one by --folder or --url",
+            status=EXIT_FAILED,
+        )
+    return daemon
+
+
+def last_announced(folder: Path) -> Daemon | None:
+    """The daemon that said so last, dead or alive; raises `CommandError` where that can't be read."""
     try:
-        daemon = msgspec.json.decode((folder / DAEMON_FILE).read_bytes(), type=Daemon)
+        return msgspec.json.decode((folder / DAEMON_FILE).read_bytes(), type=Daemon)
     except FileNotFoundError:
-        raise none from None
+        return None
     except (OSError, msgspec.DecodeError) as error:
         raise CommandError(
             f"{folder / DAEMON_FILE} can't be read: {error}", status=EXIT_FAILED
         ) from None
-    if not is_occupied(folder):
-        raise none
-    return daemon
 
 
 def is_occupied(folder: Path) -> bool:

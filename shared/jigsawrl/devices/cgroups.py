@@ -225,22 +225,28 @@ def dissolve(group: Path, target: Path, *, remove: Remove) -> bool:
 def remove_leftovers(
     root: Path = ROOT, *, proc: Path = kernel.PROC, remove: Remove = Path.rmdir
 ) -> int:
-    """Remove the groups of nodes of this machine that are no more; how many slots that were. Groups
-    of another pid namespace (another container) are left alone: whether their node lives can't be
-    known here."""
+    """Remove the `leftovers`; how many slots that were."""
     num_removed = 0
+    for slot in leftovers(root, proc=proc):
+        for group in _groups_in(slot):
+            dissolve(group, slot.parent, remove=remove)
+        num_removed += dissolve(slot, slot.parent, remove=remove)
+    return num_removed
+
+
+def leftovers(root: Path = ROOT, *, proc: Path = kernel.PROC) -> list[Path]:
+    """The slots' groups of nodes of this machine that are no more. Those of another pid namespace
+    (another container) are none: whether their node lives can't be known here."""
+    found = []
     for hierarchy in (find_v2(root), find_v1(root)):
         if isinstance(hierarchy, str):
             continue
         for folder, names, _ in os.walk(hierarchy.mount):
             ours = [name for name in names if _NAME.fullmatch(name)]
             names[:] = [name for name in names if name not in ours]
-            for slot in (Path(folder) / name for name in ours):
-                if _orphaned(slot, proc=proc):
-                    for group in _groups_in(slot):
-                        dissolve(group, slot.parent, remove=remove)
-                    num_removed += dissolve(slot, slot.parent, remove=remove)
-    return num_removed
+            slots = (Path(folder) / name for name in ours)
+            found += [slot for slot in slots if _orphaned(slot, proc=proc)]
+    return found
 
 
 def _orphaned(slot: Path, *, proc: Path) -> bool:

@@ -83,6 +83,11 @@ class CpuActuator:
                     fell_back=self._fell_back(mechanism, failures),
                 )
 
+    def prospect(self) -> tuple[str, str | None]:
+        """The mechanism that is tried first, and why none better; for people."""
+        first = self._mechanisms[0]
+        return first.mechanism, self._fell_back(first, [])
+
     def restore(self) -> None:
         """See `Actuator.restore`."""
         for mechanism in self._mechanisms:
