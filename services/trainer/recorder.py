@@ -14,12 +14,14 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from services.trainer.batch import Sample
+from services.trainer.tracking.tracking import Tracking
 
 METRICS_FILE = "metrics.jsonl"
 TRAJECTORIES_FOLDER = "trajectories"
@@ -51,10 +53,19 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     loss_mask: list[int]
 
 
-class Recorder:
-    """Writes into one run folder."""
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A step that was trained."""
 
-    def __init__(self, run_folder: Path) -> None:
+    samples: Sequence[Sample]
+    line: MetricsLine
+
+
+class Recorder:
+    """Writes into one run folder, and tells trackers of it."""
+
+    def __init__(self, run_folder: Path, *, tracking: Tracking | None = None) -> None:
+        self._tracking = tracking
         self._metrics = run_folder / METRICS_FILE
         self._trajectories = run_folder / TRAJECTORIES_FOLDER
         self._last_version = 0
@@ -62,6 +73,7 @@ class Recorder:
     def cut_back(self, version: int) -> None:
         """Forget every later version; an unfinished last line goes too."""
         self._last_version = version
+        kept: list[bytes] = []
         if self._metrics.exists():
             kept = [
                 line
@@ -69,6 +81,8 @@ class Recorder:
                 if line.endswith(b"\n") and _version_of(line) <= version
             ]
             _replace(self._metrics, b"".join(kept))
+        if self._tracking is not None:
+            self._tracking.begin([msgspec.json.decode(line) for line in kept])
         for path in self._trajectories.glob("*.jsonl"):
             match = _NAME.fullmatch(path.name)
             if match and int(match[1]) > version:
@@ -79,10 +93,13 @@ class Recorder:
         if line.version <= self._last_version:
             return
         self._write_trajectories(f"v{line.version}.jsonl", samples)
+        fields = msgspec.structs.asdict(line)
+        fields |= fields.pop("metrics")
         with self._metrics.open("ab") as file:
-            fields = msgspec.structs.asdict(line)
-            file.write(_encode(fields | fields.pop("metrics")))
+            file.write(_encode(fields))
         self._last_version = line.version
+        if self._tracking is not None:
+            self._tracking.add(fields)
 
     def keep_refused(self, version: int, samples: Sequence[Sample]) -> None:
         """Keep the batch of a step that was refused, for people to look at."""

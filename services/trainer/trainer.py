@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,12 @@ from services.trainer.learner import Learner
 from services.trainer.meeting import Meeting
 from services.trainer.metrics import batch_metrics
 from services.trainer.parallel import leave_gang
-from services.trainer.recorder import MetricsLine, Recorder
+from services.trainer.recorder import MetricsLine, Recorder, Trained
 from services.trainer.shaping import samples_of
 from services.trainer.spans import Spans
 from services.trainer.step import NotFiniteError
 from services.trainer.thread import StoppedError, TorchThread
+from services.trainer.tracked import Tracked
 
 log = structlog.get_logger()
 
@@ -59,14 +59,6 @@ NUM_NEWEST_VERSIONS = 2
 """Versions that stay on the weight channel beside those that the scheduler names."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Trained:
-    """The step that led to the version that stands; kept until the next, for repeats."""
-
-    samples: Sequence[Sample]
-    line: MetricsLine
-
-
 class Trainer:
     """One boot of one pipeline's trainer."""
 
@@ -77,10 +69,12 @@ class Trainer:
         self._context = context
         self._thread = TorchThread()
         self._spans = Spans()
-        self._trained: _Trained | None = None
+        self._trained: Trained | None = None
+        """The step that led to the version that stands; kept until the next, for repeats."""
         self._config: PipelineConfig
         self._learner: Learner
         self._recorder: Recorder
+        self._tracked = Tracked()
         self._gang_epoch, self._rank, self._num_ranks = 0, 0, 1
         self._gathered: tuple[int, int] | None = None
         """With several ranks: (incarnation, version) of the weights that they gathered last."""
@@ -104,8 +98,10 @@ class Trainer:
         self._spans.on_cpu = device.type == "cpu"
         self._gang_epoch, self._rank = command.gang_epoch, command.rank
         self._num_ranks = command.num_ranks
-        self._recorder = Recorder(run_folder)
         try:
+            if self._rank == 0:
+                self._tracked.configure(config, self._context, run_folder)
+            self._recorder = Recorder(run_folder, tracking=self._tracked.tracking)
             self._learner = Learner(
                 config,
                 run_folder=run_folder,
@@ -181,14 +177,12 @@ class Trainer:
         await asyncio.sleep(PEER_GRACE_S)
 
     async def run(self) -> None:
-        """Let the scheduler see sub-stages while a step runs."""
-        while True:
-            await asyncio.sleep(SPANS_EVERY_S)
-            await self._publish_spans()
+        """Let the scheduler see sub-stages while a step runs, and trackers what it is told."""
+        await asyncio.gather(self._tell_spans(), self._tracked.run())
 
     async def close(self) -> None:
         """End the running work at its next check, leave a checkpoint, and leave the gang."""
-        await self._thread.stop(self._leave)
+        await self._tracked.close(after=self._thread.stop(self._leave))
 
     def _leave(self) -> None:
         if self._started:
@@ -245,7 +239,7 @@ class Trainer:
         train_s = time.monotonic() - start
         metrics = batch_metrics(samples, cut=cut, train_s=train_s) | shaping | metrics
         self._learner.totals = StepTotals.of(metrics)
-        self._trained = _Trained(
+        self._trained = Trained(
             samples=samples,
             line=MetricsLine(
                 version=self._learner.version,
@@ -373,6 +367,11 @@ class Trainer:
                 reason=reason,
             )
         )
+
+    async def _tell_spans(self) -> None:
+        while True:
+            await asyncio.sleep(SPANS_EVERY_S)
+            await self._publish_spans()
 
     async def _publish_spans(self) -> None:
         spans = self._spans.drain()

@@ -9,7 +9,7 @@ MessagePack in their `Configure` command.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -30,6 +30,7 @@ from jigsawrl.config_task import ReasoningGymConfig as ReasoningGymConfig
 from jigsawrl.config_task import SortDigitsConfig as SortDigitsConfig
 from jigsawrl.config_task import TaskConfig as TaskConfig
 from jigsawrl.config_task import TaskTurns, turns_of
+from jigsawrl.config_tracking import TrackingConfig
 from jigsawrl.contract.spec import DynamicSamplingSpec, EvaluationSpec, MemorySpec, PipelineSpec
 from jigsawrl.contract.streams import check_name
 
@@ -274,6 +275,7 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
     trainer: TrainerConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
+    tracking: TrackingConfig | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "name")
@@ -355,8 +357,18 @@ _decoder = msgspec.msgpack.Decoder(PipelineConfig)
 
 
 def encode_config(config: PipelineConfig) -> bytes:
-    """The resolved config as it travels in `Configure`."""
-    return msgspec.msgpack.encode(config)
+    """The resolved config as it travels in `Configure`: without what is None, which is every key's
+    default that may be. So a version that does not know a feature yet runs the pipelines that leave it
+    off, and refuses the others by the name of the key."""
+    return msgspec.msgpack.encode(_without_none(msgspec.to_builtins(config)))
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
 
 
 def decode_config(payload: bytes) -> PipelineConfig:

@@ -55,6 +55,7 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     submit.add_argument(
         "--exist-ok", action="store_true", help="what runs or has finished already is no error"
     )
+    add_track(submit)
     _add_cluster(submit)
 
     status = commands.add_parser("status", help="what a cluster's pipelines do")
@@ -82,6 +83,17 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         change = commands.add_parser(name, help=help)
         change.add_argument("pipeline", metavar="PIPELINE")
         _add_cluster(change)
+
+
+def add_track(parser: argparse.ArgumentParser) -> None:
+    """To the commands that start pipelines."""
+    parser.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        choices=["tensorboard", "wandb"],
+        help="also write metrics for an experiment tracker (docs/tracking.md); may be repeated",
+    )
 
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:
@@ -162,7 +174,10 @@ def _submit(arguments: argparse.Namespace) -> int:
     from jigsawrl.cli import cluster
     from jigsawrl.cli.config_file import load_config
 
-    configs = [load_config(path, overrides=arguments.set) for path in arguments.pipeline]
+    configs = [
+        load_config(path, overrides=arguments.set, trackers=arguments.track)
+        for path in arguments.pipeline
+    ]
     names = [config.name for config in configs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -5,6 +5,7 @@ Called by `config_file`. Knows checkpoint folders by their files only: no torch,
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from jigsawrl.config import (
     SortDigitsConfig,
 )
 from jigsawrl.config_algorithm import PPOConfig
+from jigsawrl.config_tracking import PACKAGES
 
 if TYPE_CHECKING:
     from jigsawrl.tasks import Task
@@ -64,13 +66,14 @@ def inert_keys(config: PipelineConfig) -> dict[str, str]:
 
 
 def check_files(config: PipelineConfig) -> None:
-    """Raise `ConfigError` where a checkpoint folder or a task can't be used."""
+    """Raise `ConfigError` where a checkpoint folder, a tracker or a task can't be used."""
     if isinstance(config.model, PathModelConfig):
         num_positions = check_checkpoint(Path(config.model.path))
         key = "model.path"
     else:
         assert isinstance(config.model, InitModelConfig)
         num_positions, key = config.model.max_position_embeddings, "model.max_position_embeddings"
+    _check_trackers(config)
     max_new_tokens = config.rollout.sampling.max_new_tokens
     if num_positions is not None and max_new_tokens >= num_positions:
         raise ConfigError(
@@ -80,6 +83,16 @@ def check_files(config: PipelineConfig) -> None:
     task = _task(config)
     if num_positions is not None:
         _check_prompts(config, task, num_positions=num_positions, key=key)
+
+
+def _check_trackers(config: PipelineConfig) -> None:
+    """Raise `ConfigError` for one whose package is not installed."""
+    for tracker in config.tracking.chosen() if config.tracking is not None else ():
+        if importlib.util.find_spec(PACKAGES[tracker]) is None:
+            raise ConfigError(
+                f"tracking.{tracker}: {PACKAGES[tracker]} is missing: pip install"
+                " 'jigsawrl[tracking]'"
+            )
 
 
 def _check_prompts(config: PipelineConfig, task: Task, *, num_positions: int, key: str) -> None:

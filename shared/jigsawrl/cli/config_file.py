@@ -26,14 +26,19 @@ DEFAULT_ALGORITHM = GRPOConfig.__struct_config__.tag
 """So that ``--set algorithm.group_size=4`` works on a file that does not choose."""
 
 
-def load_config(path: Path, *, overrides: Sequence[str] = ()) -> PipelineConfig:
+def load_config(
+    path: Path, *, overrides: Sequence[str] = (), trackers: Sequence[str] = ()
+) -> PipelineConfig:
     """Read, override, check everything; relative paths become absolute, seen from the file's folder.
+    `trackers` are switched on besides those that the file asks for.
 
     Example: ``load_config(Path("a.toml"), overrides=["trainer.num_steps=3"])``."""
     try:
         data = _read(path)
         for override in overrides:
             _apply(data, override)
+        for tracker in trackers:
+            _track(data, tracker)
         config = _decode(data)
         _refuse_inert(data, config)
         config = _with_absolute_paths(config, path.resolve().parent)
@@ -72,6 +77,15 @@ def _apply(data: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {override}: {'.'.join(parts[: depth + 1])} is no table")
         table = child
     table[parts[-1]] = value
+
+
+def _track(data: dict[str, Any], tracker: str) -> None:
+    """What the file says of it stays."""
+    table = data.setdefault("tracking", {})
+    if isinstance(table, dict) and tracker == "tensorboard":
+        table[tracker] = True
+    elif isinstance(table, dict):
+        table.setdefault(tracker, {})
 
 
 def _decode(data: dict[str, Any]) -> PipelineConfig:

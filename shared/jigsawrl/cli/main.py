@@ -107,6 +107,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what sub-stages cost on this machine, by `jigsaw profile`; default: built in",
     )
+    cluster_commands.add_track(run)
     run.add_argument("--runs-folder", type=Path, metavar="DIR", help="default: runs")
     run.add_argument("--name", help="the run's folder; default: pipeline's name and the time")
     run.add_argument(
@@ -145,7 +146,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CommandError("give a PIPELINE.toml, or --resume RUN", status=EXIT_BAD_INPUT)
     from jigsawrl.cli.config_file import load_config
 
-    configs = [load_config(path, overrides=arguments.set) for path in arguments.pipeline]
+    configs = [
+        load_config(path, overrides=arguments.set, trackers=arguments.track)
+        for path in arguments.pipeline
+    ]
     require_programs("services")
     from jigsawrl.cli.run_command import run
     from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
@@ -200,6 +204,7 @@ def _resume(arguments: argparse.Namespace) -> int:
         "--policy": arguments.policy,
         "--start-together": arguments.start_together,
         "--profile": arguments.profile,
+        "--track": arguments.track,
         "--runs-folder": arguments.runs_folder,
     }
     for option, value in given.items():
