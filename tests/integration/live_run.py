@@ -60,6 +60,9 @@ every = 1
 """
 """Warm-up to a share of solved problems takes a few seconds; a step well under one."""
 
+QUICK = PIPELINE.replace("[model.warmup]\ntarget_accuracy = 0.3\nmax_steps = 2000\n", "")
+"""The same without the warm-up: for tests that don't care what is learned."""
+
 NUM_STEPS, GROUPS_PER_BATCH, GROUP_SIZE, NUM_HELD_OUT = 3, 4, 4, 50
 
 ROLES = ("scheduler", "node", "environment", "reward", "rollout", "trainer", "evaluation")

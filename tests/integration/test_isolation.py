@@ -37,19 +37,27 @@ async def programs(
     url: str, logs: Path
 ) -> AsyncIterator[Callable[..., Awaitable[asyncio.subprocess.Process]]]:
     """``await start(module, *arguments, hidden=FOLDER)``; all are stopped at the end, in time. With
-    `by` it takes another way to the server than theirs."""
+    `by` it takes another way to the server than theirs; with `library` it runs another version."""
     started: list[asyncio.subprocess.Process] = []
 
     async def start(
-        module: str, *arguments: str, hidden: Path | None = None, by: str = url
+        module: str,
+        *arguments: str,
+        hidden: Path | None = None,
+        by: str = url,
+        library: Path | None = None,
     ) -> asyncio.subprocess.Process:
         command = [sys.executable, "-m", module, "--url", by, *arguments]
         if hidden is not None:
             hide = f"mount -t tmpfs -o mode=000 none {shlex.quote(str(hidden))}"
             command = ["unshare", "-m", "sh", "-c", f"{hide} && exec {shlex.join(command)}"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        if library is not None:
+            paths = [str(library), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
         with (logs / f"{module}-{len(started)}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
+                *command, stdout=log, stderr=log, env=environment
             )
         started.append(process)
         return process

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.live_run import LiveRun
+from tests.integration.live_run import QUICK, LiveRun
 from tests.tracker_files import history, scalars
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ def test_a_trainer_that_is_killed_leaves_each_version_once_in_all_trackers(
         "trainer.checkpoint.every=3",
         "evaluation.every=4",
     )
-    with LiveRun(tmp_path, *overrides) as live:
+    with LiveRun(tmp_path, *overrides, pipeline=QUICK) as live:
         live.until(lambda: live.num_steps_done() >= 4)
         live.kill("trainer")
         assert live.wait() == 0, live.story()
