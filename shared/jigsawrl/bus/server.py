@@ -1,13 +1,15 @@
 """The embedded nats-server: found, checked, started, stopped.
 
-Used by `jigsaw run` and by tests. It binds 127.0.0.1, keeps its streams under a folder, and dies with
-its parent; who starts it watches it, and may start it anew on the same port and folder.
+Used by `jigsaw run`, `jigsaw up` and tests. It binds 127.0.0.1 unless it is given certificates, keeps
+its streams under a folder, and dies with its parent; who starts it watches it, and may start it anew on
+the same port and folder.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import re
 import shutil
@@ -19,7 +21,8 @@ import time
 from pathlib import Path
 
 from jigsawrl.bus.base import BusError
-from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES, Subjects
+from jigsawrl.bus.server_config import ServerSettings, Tls, server_config
+from jigsawrl.contract.streams import Subjects
 from jigsawrl.processes import die_with_parent
 
 OLDEST_VERSION = (2, 11)
@@ -30,6 +33,8 @@ START_TIMEOUT_S = 10.0
 
 STOP_TIMEOUT_S = 3.0
 """After SIGTERM; then SIGKILL."""
+
+LOOPBACK = "127.0.0.1"
 
 PIPELINE_BYTES = 64 * 1024 * 1024
 """Room for the streams of one small pipeline beside the cluster's."""
@@ -113,27 +118,64 @@ class EmbeddedServer:
 async def start_server(
     store_folder: Path,
     *,
+    host: str = LOOPBACK,
     port: int | None = None,
     program: Path | None = None,
     max_store_bytes: int | None = None,
+    sync_interval: str | None = None,
+    tls: Tls | None = None,
 ) -> EmbeddedServer:
-    """Start a server whose streams lie in `store_folder`, on a free port of 127.0.0.1 or on `port`.
+    """Start a server whose streams lie in `store_folder`, on a free port of `host` or on `port`.
 
     Raises `BusError` with one line that says what to do. `max_store_bytes` bounds all streams
-    together; None leaves it to the server, which takes three quarters of the free space."""
+    together; None leaves it to the server, which takes three quarters of the free space.
+    `sync_interval` is explained in `ServerSettings`. Without `tls` only this machine is served."""
+    if tls is None and not is_loopback(host):
+        raise BusError(
+            f"{host} can be reached by others: listening there takes TLS and credentials (make them"
+            " with jigsaw credentials)"
+        )
     program = program or find_server()
     await asyncio.to_thread(check_version, program)
     _check_store(store_folder, max_store_bytes=max_store_bytes)
     config_path = store_folder / "nats-server.conf"
     log_path = store_folder / "nats-server.log"
-    config_path.write_text(_config(store_folder, max_store_bytes=max_store_bytes))
+    settings = ServerSettings(
+        store_folder=str(store_folder.resolve()),
+        max_store_bytes=max_store_bytes,
+        sync_interval=sync_interval,
+        tls=tls,
+    )
+    config_path.write_text(server_config(settings))
     with tempfile.TemporaryDirectory(prefix="jigsaw-nats-") as ports_folder:
         command = [str(program), "-c", str(config_path), "-l", str(log_path)]
-        command += ["-a", "127.0.0.1", "-p", str(port or -1), "--ports_file_dir", ports_folder]
+        command += ["-a", host, "-p", str(port or -1), "--ports_file_dir", ports_folder]
         process = _spawn(command)
         server = EmbeddedServer(process, url="", log_path=log_path)
-        server.url = await _url_of(server, Path(ports_folder), port=port)
+        told = await _url_of(server, Path(ports_folder), host=host, port=port)
+        server.url = _reachable(told, host, tls=tls)
         return server
+
+
+def is_loopback(host: str) -> bool:
+    """Nobody but this machine can reach it."""
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _reachable(url: str, host: str, *, tls: Tls | None) -> str:
+    """For processes on this machine; a server's certificate is always for 127.0.0.1, too."""
+    port = url.rsplit(":", 1)[1]
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        if address.is_unspecified:
+            host = LOOPBACK
+        elif address.version == 6:
+            host = f"[{host}]"
+    return f"{'nats' if tls is None else 'tls'}://{host}:{port}"
 
 
 def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
@@ -146,15 +188,6 @@ def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         preexec_fn=die_with_parent(),
         start_new_session=True,
-    )
-
-
-def _config(store_folder: Path, *, max_store_bytes: int | None) -> str:
-    limit = "" if max_store_bytes is None else f"\n  max_file_store: {max_store_bytes}"
-    return (
-        f"max_payload: {MAX_PAYLOAD_BYTES}\n"
-        f"max_pending: {64 * MAX_PAYLOAD_BYTES}\n"
-        f"jetstream {{\n  store_dir: {json.dumps(str(store_folder.resolve()))}{limit}\n}}\n"
     )
 
 
@@ -182,7 +215,9 @@ def _check_store(store_folder: Path, *, max_store_bytes: int | None) -> None:
         )
 
 
-async def _url_of(server: EmbeddedServer, ports_folder: Path, *, port: int | None) -> str:
+async def _url_of(
+    server: EmbeddedServer, ports_folder: Path, *, host: str, port: int | None
+) -> str:
     path = ports_folder / f"nats-server_{server.pid}.ports"
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and server.exit_code is None:
@@ -201,5 +236,8 @@ async def _url_of(server: EmbeddedServer, ports_folder: Path, *, port: int | Non
     if "address already in use" in tail:
         raise BusError(f"port {port} is in use: stop what listens there, or choose another port")
     if "listening on port" in tail:
-        raise BusError(f"no free port on 127.0.0.1 ({tail}): stop a program that listens there")
+        raise BusError(
+            f"no free port on {host}, or no such address ({tail}): stop a program that listens there,"
+            " or give an address of this machine"
+        )
     raise BusError(f"nats-server ended at once ({tail}): see {server.log_path}")

@@ -93,8 +93,8 @@ class Subjects(msgspec.Struct, frozen=True):
         assert isinstance(record, GroupRecord | SequenceRecord | RewardRecord)
         return f"{self.prefix}.data.{record.pipeline}.{record.tag()}"
 
-    def weights_of_version(self, pipeline: str, incarnation: int, version: int) -> str:
-        """Prefix of the subjects of one published version."""
+    def weights_of_version(self, pipeline: str, incarnation: int | str, version: int | str) -> str:
+        """Prefix of the subjects of one published version; ``*`` for any."""
         return f"{self.prefix}.weights.{pipeline}.{incarnation}.{version}"
 
     def request(self, target: str) -> str:
