@@ -24,6 +24,10 @@ class BusError(Exception):
     """The bus could not do it; the text is one line that says what and what to do."""
 
 
+class PermissionDeniedError(BusError):
+    """The server does not let this process's role do it; nothing was sent on."""
+
+
 class MessageTooLargeError(BusError):
     """The message with its headers exceeds the server's max_payload; nothing was sent."""
 

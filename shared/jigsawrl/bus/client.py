@@ -19,6 +19,7 @@ from jigsawrl.bus.base import (
     StoredEvent,
 )
 from jigsawrl.bus.connection import Connection
+from jigsawrl.bus.credentials import Credentials
 from jigsawrl.bus.dead_letters import DeadLetters
 from jigsawrl.bus.lease import Leases
 from jigsawrl.bus.publishing import Publisher
@@ -35,11 +36,20 @@ FINISH_TIMEOUT_S = 0.8
 """A close waits so long for what is being stored; with the connection's part it stays under 5 s."""
 
 
-async def connect(url: str, *, name: str, prefix: str = "jig", timeout_s: float = 10) -> NatsBus:
-    """A bus connected to the server at `url`; raises `BusError` after `timeout_s`.
+async def connect(
+    url: str,
+    *,
+    name: str,
+    prefix: str = "jig",
+    timeout_s: float = 10,
+    credentials: Credentials | None = None,
+) -> NatsBus:
+    """A bus connected to the server at `url` (of a cluster, those of several servers with commas
+    between); raises `BusError` after `timeout_s`, and at once where the server refuses us.
 
-    `name` is shown by the server's monitoring; `prefix` is the first token of all subjects."""
-    connection = Connection(url, name=name)
+    `name` is shown by the server's monitoring; `prefix` is the first token of all subjects. Without
+    `credentials` there is no TLS, and only a server that asks for none lets us in."""
+    connection = Connection(url, name=name, credentials=credentials)
     await connection.open(timeout_s)
     return NatsBus(connection, Subjects(prefix))
 

@@ -17,13 +17,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-import nats
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from jigsawrl.bus.base import BusError
+from jigsawrl.bus.credentials import Credentials, refusal
+from jigsawrl.bus.denials import Denials
+from jigsawrl.bus.opening import CLOSE_TIMEOUT_S, discard, open_client
 
 log = logging.getLogger("jigsawrl.bus")
 
@@ -46,12 +48,6 @@ CALL_TIMEOUT_S = 3.0
 
 CALL_DEADLINE_S = 30.0
 """All tries of a JetStream API call together."""
-
-CLOSE_TIMEOUT_S = 2.0
-"""For each of the two parts of a close (flush, disconnect); together under 5 s."""
-
-PENDING_BYTES = 32 * 1024 * 1024
-"""What nats-py may buffer while it reconnects; publishers wait for the connection, so little does."""
 
 RETRYABLE = (
     TimeoutError,
@@ -99,12 +95,17 @@ class Backoff:
 class Connection:
     """Owns the nats-py client and replaces it when it can't be saved."""
 
-    def __init__(self, url: str, *, name: str) -> None:
+    def __init__(self, url: str, *, name: str, credentials: Credentials | None = None) -> None:
         self.url = url
         self.closing = False
+        self.denials = Denials(credentials)
+        """What the server does not let us do."""
         self.num_slow_consumers = 0
         """Times that nats-py dropped messages of a subscription; any value above 0 is an alarm."""
         self._name = name
+        self._credentials = credentials
+        self._refusal: str | None = None
+        """Why the server refused us when we last tried; None while it takes us."""
         self._client: Client | None = None
         self._generation = 0
         self._scopes: set[asyncio.Timeout] = set()
@@ -118,7 +119,8 @@ class Connection:
         return self._generation
 
     async def open(self, timeout_s: float) -> None:
-        """Connect; raises `BusError` where no server answers within `timeout_s`."""
+        """Connect; raises `BusError` where no server answers within `timeout_s`, and at once where it
+        does not take us."""
         try:
             async with asyncio.timeout(timeout_s):
                 self._client = await self._connect()
@@ -127,6 +129,7 @@ class Connection:
                 f"no NATS server answers at {self.url} within {timeout_s:g} s:"
                 " check the address, or start nats-server there"
             ) from None
+        self._closed.clear()  # clients that were given up are closed, too
         self._supervisor = asyncio.create_task(self._supervise(), name="bus-supervisor")
 
     async def ready(self) -> Link:
@@ -184,6 +187,15 @@ class Connection:
                 raise BusError(f"can't {what}: {describe(error)}") from error
             await backoff.pause()
 
+    async def subscribed(self, link: Link, subject: str) -> None:
+        """Return once the server has taken a subscription to `subject` that was just made; raises
+        `PermissionDeniedError`."""
+        # The server answers in order, but nats-py's ping overtakes the subscription, which waits to be
+        # flushed: the second one does not.
+        for _ in range(2):
+            await link.client.rtt(timeout=ROUND_TRIP_TIMEOUT_S)
+        self.denials.check(subject)
+
     async def wait_for_change(self, timeout_s: float) -> None:
         """Return when the connection changed (or was closed), or after `timeout_s`."""
         event = asyncio.Event()
@@ -220,35 +232,29 @@ class Connection:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
         if client is not None:
-            await _discard(client)
+            await discard(client)
 
     async def _connect(self) -> Client:
+        reminder = asyncio.get_running_loop().call_later(
+            REMINDER_S, log.warning, "no NATS server answers at %s: trying again", self.url
+        )
         backoff = Backoff()
-        started_s, told = time.monotonic(), False
-        while True:
-            if not told and time.monotonic() - started_s > REMINDER_S:
-                told = True
-                log.warning("no NATS server answers at %s: trying again", self.url)
-            try:
-                return await nats.connect(
-                    self.url,
-                    name=self._name,
-                    error_cb=self._on_error,
-                    reconnected_cb=self._on_reconnected,
-                    closed_cb=self._on_closed,
-                    allow_reconnect=True,
-                    connect_timeout=2,
-                    reconnect_time_wait=0.1,
-                    max_reconnect_attempts=-1,
-                    ping_interval=5,
-                    max_outstanding_pings=2,
-                    drain_timeout=3,
-                    pending_size=PENDING_BYTES,
-                )
-            except nats.errors.AuthorizationError as error:
-                raise BusError(f"NATS at {self.url} refuses these credentials: {error}") from error
-            except (*RETRYABLE, nats.errors.Error):
-                await backoff.pause()
+        try:
+            while True:
+                try:
+                    return await open_client(
+                        self.url,
+                        name=self._name,
+                        credentials=self._credentials,
+                        denials=self.denials,
+                        on_error=self._on_error,
+                        on_reconnected=self._on_reconnected,
+                        on_closed=self._on_closed,
+                    )
+                except (*RETRYABLE, nats.errors.Error):
+                    await backoff.pause()
+        finally:
+            reminder.cancel()
 
     async def _supervise(self) -> None:
         connected_s = time.monotonic()
@@ -278,13 +284,23 @@ class Connection:
 
     async def _rebuild(self, client: Client) -> None:
         self._closed.clear()
-        await _discard(client)
-        self._client = await self._connect()
+        await discard(client)
+        while True:
+            try:
+                self._client = await self._connect()
+                break
+            except BusError as error:
+                # It took us before: whoever renews certificates or the server's configuration is
+                # waited for, as a server that is away is.
+                self._told(str(error))
+                await asyncio.sleep(RECONNECT_PATIENCE_S)
         self._closed.clear()
         self._changed()
 
     def _changed(self) -> None:
         self._generation += 1
+        self._refusal = None
+        self.denials.forget()
         now = asyncio.get_running_loop().time()
         for scope in list(self._scopes):
             if not scope.expired():
@@ -303,8 +319,23 @@ class Connection:
         if isinstance(error, nats.errors.SlowConsumerError):
             self.num_slow_consumers += 1
             log.error("messages on %s were dropped: this program reads too slowly", error.subject)
+            return
+        denial = self.denials.add(str(error))
+        if denial is not None:
+            log.error("%s", denial)
+            for event in list(self._listeners):
+                event.set()
+            return
+        reason = refusal(error, url=self.url, credentials=self._credentials)
+        if reason is not None and self._client is not None:
+            self._told(reason)
         else:
             log.debug("connection: %s", describe(error))
+
+    def _told(self, refusal: str) -> None:
+        if refusal != self._refusal:
+            self._refusal = refusal
+            log.error("%s (trying again meanwhile)", refusal)
 
 
 @contextlib.contextmanager
@@ -322,13 +353,6 @@ def cancellation_kept() -> Iterator[None]:
     finally:
         if task.cancelling() > num_before:
             raise asyncio.CancelledError
-
-
-async def _discard(client: Client) -> None:
-    """Close a client, whatever state it is in."""
-    with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await client.close()
 
 
 NO_ROOM = frozenset({10023, 10028, 10047, 10077})

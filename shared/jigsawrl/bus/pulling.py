@@ -92,7 +92,7 @@ class Puller:
     async def fetch(self, num: int) -> list[Msg]:
         """Messages that arrived, at most `num` requested at a time; empty on a heartbeat.
 
-        Raises `PullLostError`."""
+        Raises `PullLostError`, and `PermissionDeniedError` where the server does not let us pull."""
         if not self._arrived and self._num_requested <= 0:
             await self._send_request(num)
         try:
@@ -103,6 +103,7 @@ class Puller:
         self._event.clear()
         arrived, self._arrived = self._arrived, []
         if not arrived:
+            self._connection.denials.check(self._request)
             if self._connection.generation != self._generation:
                 raise PullLostError("the connection changed")
             if self._lost is not None:
@@ -118,6 +119,7 @@ class Puller:
             "idle_heartbeat": int(HEARTBEAT_S * 1e9),
         }
         self._num_requested = num
+        self._connection.denials.forget_subject(self._request)
         await self._client.publish(self._request, json.dumps(request).encode(), self._inbox)
 
     async def _on_message(self, message: Msg) -> None:

@@ -125,6 +125,7 @@ class RequestServer:
                         pending_bytes_limit=PENDING_BYTES_LIMIT,
                     )
                     async with _ending(subscription):
+                        await self._connection.subscribed(link, self._subject)
                         await self._connection.replaced(link)
 
     async def _answer(self, message: Msg) -> None:
@@ -213,6 +214,7 @@ async def watch_activities(
             link = await connection.ready()
             subscription = await link.client.subscribe(subject, cb=on_message)
             async with _ending(subscription):
+                await connection.subscribed(link, subject)
                 with connection.listening(event):
                     while link.generation == connection.generation:
                         await event.wait()

@@ -1,0 +1,116 @@
+"""Opens one nats-py client: TLS first where there are credentials, and no waiting for who refuses us.
+
+Used by `connection`. nats-py tries for ever whatever the reason is, and tells it its error callback
+alone; here a refusal ends the try, and its reason is the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from jigsawrl.bus.base import BusError
+from jigsawrl.bus.credentials import Credentials, expiry, read_credentials, refusal
+from jigsawrl.bus.denials import Denials, GuardedClient
+from jigsawrl.bus.permissions import inbox_of
+
+PENDING_BYTES = 32 * 1024 * 1024
+"""What nats-py may buffer while it reconnects; publishers wait for the connection, so little does."""
+
+CLOSE_TIMEOUT_S = 2.0
+"""For each of the two parts of a close (flush, disconnect); together under 5 s."""
+
+OPTIONS: dict[str, Any] = {
+    "allow_reconnect": True,
+    "connect_timeout": 2,
+    "reconnect_time_wait": 0.1,
+    "max_reconnect_attempts": -1,
+    "ping_interval": 5,
+    "max_outstanding_pings": 2,
+    "drain_timeout": 3,
+    "pending_size": PENDING_BYTES,
+}
+
+ErrorHandler = Callable[[Exception], Awaitable[None]]
+Handler = Callable[[], Awaitable[None]]
+
+
+class RefusedError(BusError):
+    """The server does not take us, or we do not take it: trying again changes nothing until somebody
+    has done something."""
+
+
+async def open_client(
+    url: str,
+    *,
+    name: str,
+    credentials: Credentials | None,
+    denials: Denials,
+    on_error: ErrorHandler,
+    on_reconnected: Handler,
+    on_closed: Handler,
+) -> Client:
+    """A connected client of one of the servers at `url` (commas between several). Waits for a server
+    that is away; raises `RefusedError`."""
+    if credentials is not None:  # files are renewed
+        credentials = read_credentials(credentials.path, credentials.role)
+    expired = expiry(credentials, datetime.now(UTC))
+    if expired is not None:
+        raise RefusedError(expired)
+    client = GuardedClient(denials)
+    refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def on_any_error(error: Exception) -> None:
+        reason = refusal(error, url=url, credentials=credentials)
+        if reason is not None and not refused.done():
+            refused.set_result(reason)
+        await on_error(error)
+
+    connecting = asyncio.ensure_future(
+        client.connect(
+            url.split(","),
+            name=name,
+            error_cb=on_any_error,
+            reconnected_cb=on_reconnected,
+            closed_cb=on_closed,
+            **OPTIONS,
+            **_identity(credentials),
+        )
+    )
+    try:
+        waited: list[asyncio.Future[Any]] = [connecting, refused]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not connecting.done():
+            raise RefusedError(refused.result())
+        connecting.result()
+    except BaseException:
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await discard(client)
+        raise
+    return client
+
+
+def _identity(credentials: Credentials | None) -> dict[str, Any]:
+    if credentials is None:
+        return {}
+    return {
+        "tls": credentials.tls_context(),
+        # Before the server's greeting: otherwise whoever stands between could claim in it that no
+        # TLS is needed, and nats-py would go on without.
+        "tls_handshake_first": True,
+        "inbox_prefix": inbox_of(credentials.role),
+    }
+
+
+async def discard(client: Client) -> None:
+    """Close a client, whatever state it is in."""
+    with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await client.close()
