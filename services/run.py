@@ -30,6 +30,7 @@ from jigsawrl.contract.message import Ledger, Ref, Role, Worker, message_id
 from jigsawrl.contract.records import Record
 from jigsawrl.contract.requests import Activity
 from jigsawrl.observe import configure_logging
+from services.credentials import add_credentials, credentials_of
 from services.stopping import run_program, until_told_to_stop
 
 log = structlog.get_logger()
@@ -281,6 +282,7 @@ def parser(role: str) -> argparse.ArgumentParser:
     arguments.add_argument("--node", help="the node that started it")
     arguments.add_argument("--device", help="its device, NODE/cpu0")
     arguments.add_argument("--prefix", default="jig", help="first token of all subjects")
+    add_credentials(arguments)
     return arguments
 
 
@@ -299,7 +301,11 @@ async def _main(
 ) -> int:
     worker_id = arguments.worker or f"{arguments.pipeline}.{role}-{uuid.uuid4().hex[:6]}"
     bus = await connect(
-        arguments.url, name=worker_id, prefix=arguments.prefix, timeout_s=CONNECT_TIMEOUT_S
+        arguments.url,
+        name=worker_id,
+        prefix=arguments.prefix,
+        timeout_s=CONNECT_TIMEOUT_S,
+        credentials=credentials_of(arguments, role),
     )
     context = Context(
         bus=bus,

@@ -16,6 +16,7 @@ from jigsawrl.contract.streams import check_name
 from jigsawrl.devices.cpu import CpuActuator
 from jigsawrl.devices.undivided import UndividedActuator
 from jigsawrl.observe import configure_logging
+from services.credentials import add_credentials, credentials_of
 from services.node.devices import discover
 from services.node.node import Node
 from services.node.runs import folder_id
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="from SIGTERM on, to hand over what is here; default: none",
     )
+    add_credentials(parser)
     return parser
 
 
@@ -65,8 +67,13 @@ def main() -> int:
     identity = Worker(id=arguments.node, boot=uuid.uuid4().hex[:12])
 
     async def serve() -> int:
+        credentials = credentials_of(arguments, "node")
         bus = await connect(
-            arguments.url, name=arguments.node, prefix=arguments.prefix, timeout_s=CONNECT_TIMEOUT_S
+            arguments.url,
+            name=arguments.node,
+            prefix=arguments.prefix,
+            timeout_s=CONNECT_TIMEOUT_S,
+            credentials=credentials,
         )
         node = Node(
             bus,
@@ -76,6 +83,7 @@ def main() -> int:
             url=arguments.url,
             state_folder=arguments.state_dir,
             runs_folder=arguments.runs_folder,
+            credentials_folder=None if credentials is None else credentials.path.parent.resolve(),
         )
         notice_s = arguments.notice
         try:

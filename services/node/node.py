@@ -65,6 +65,7 @@ class Node:
         url: str,
         state_folder: Path,
         runs_folder: Path,
+        credentials_folder: Path | None = None,
     ) -> None:
         self._bus = bus
         self._identity = identity
@@ -73,6 +74,8 @@ class Node:
         self._runs_folder = runs_folder
         self._runs_id = folder_id(runs_folder)
         self._home = f"{socket.gethostname()}:{state_folder.resolve()}"
+        self._credentials_folder = credentials_folder
+        """Each tenant is handed its role's file from there."""
         self._logs = state_folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._leftovers = Leftovers(state_folder / "processes.json")
@@ -241,6 +244,8 @@ class Node:
         argv = [sys.executable, "-m", f"services.{program}", "--url", self._url]
         argv += ["--prefix", self._bus.subjects.prefix, "--pipeline", command.pipeline]
         argv += ["--worker", command.tenant, "--node", self._identity.id]
+        if self._credentials_folder is not None:
+            argv += ["--credentials", str(self._credentials_folder / f"{command.role}.pem")]
         if program == "rollout":
             argv += ["--role", command.role]
         if command.role == "trainer":

@@ -18,6 +18,7 @@ from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
 from jigsawrl.observe import configure_logging
 from jigsawrl.profile_file import read_profile
+from services.credentials import add_credentials, credentials_of
 from services.scheduler.leader import DeposedError, Leader
 from services.stopping import run_program, until_told_to_stop
 
@@ -43,6 +44,7 @@ def main() -> None:
     arguments.add_argument(
         "--profile", type=Path, metavar="FILE", help="of the devices, by `jigsaw profile`"
     )
+    add_credentials(arguments)
     options = arguments.parse_args()
     configure_logging(service="scheduler")
     sys.exit(run_program(_main(options)))
@@ -57,7 +59,12 @@ async def _main(options: argparse.Namespace) -> int:
             print(f"services.scheduler: --profile {error}", file=sys.stderr)
             return 2
     holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    bus = await connect(options.url, name=f"scheduler {holder}", prefix=options.prefix)
+    bus = await connect(
+        options.url,
+        name=f"scheduler {holder}",
+        prefix=options.prefix,
+        credentials=credentials_of(options, "scheduler"),
+    )
     try:
         await until_told_to_stop(_live(bus, holder, options, profile))
     finally:

@@ -10,12 +10,14 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from jigsawrl.bus.base import Bus, BusError
 from jigsawrl.bus.client import connect
+from jigsawrl.bus.credentials import read_credentials
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.pipeline_client import PipelineClient, View
 from jigsawrl.cli.status_text import describe_pipeline, overview
@@ -85,11 +87,25 @@ class Cluster:
         return await self.bus.request("scheduler", request, timeout_s=ANSWER_TIMEOUT_S)
 
 
-def ask(url: str, asking: Callable[[Cluster], Coroutine[Any, Any, int]]) -> int:
+class Address(NamedTuple):
+    """Where a cluster is, and who we are to it."""
+
+    url: str
+    credentials: Path | None
+    """A client's file, or the folder of its group."""
+
+
+def ask(address: Address, asking: Callable[[Cluster], Coroutine[Any, Any, int]]) -> int:
     """Connect, ask, disconnect; the exit status. Raises `CommandError` where nobody answers."""
 
     async def connected() -> int:
-        bus = await connect(url, name="jigsaw", timeout_s=CONNECT_TIMEOUT_S)
+        path = address.credentials
+        bus = await connect(
+            address.url,
+            name="jigsaw",
+            timeout_s=CONNECT_TIMEOUT_S,
+            credentials=None if path is None else read_credentials(path, "client"),
+        )
         try:
             return await asking(Cluster(bus))
         finally:

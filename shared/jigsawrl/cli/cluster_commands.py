@@ -1,5 +1,5 @@
 """The commands of a daemon and its clients: `up`, `down`, `node`, `submit`, `status`, `top`, `doctor`,
-`logs`, `pause`, `resume`, `cancel`. Their arguments, and who carries each out.
+`logs`, `pause`, `resume`, `cancel`, `credentials`. Their arguments, and who carries each out.
 
 Called by `main`; like there, a command's code is imported only when it is called.
 """
@@ -11,9 +11,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jigsawrl.cli import listening
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
 
 if TYPE_CHECKING:
+    from jigsawrl.cli.cluster import Address
     from jigsawrl.cli.pipeline_client import View
 
 NUM_LOG_LINES = 20
@@ -32,6 +34,7 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         default="auto",
         help="of this machine; none: others join with jigsaw node",
     )
+    listening.add_options(up)
 
     down = commands.add_parser("down", help="stop the daemon; the next one goes on with all it had")
     _add_folder(down)
@@ -84,6 +87,8 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         change.add_argument("pipeline", metavar="PIPELINE")
         _add_cluster(change)
 
+    listening.add_parser(commands)
+
 
 def add_track(parser: argparse.ArgumentParser) -> None:
     """To the commands that start pipelines."""
@@ -108,6 +113,13 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 def _add_cluster(parser: argparse.ArgumentParser) -> None:
     _add_folder(parser)
     parser.add_argument("--url", help="of the cluster's NATS server, instead of a local daemon's")
+    parser.add_argument(
+        "--credentials",
+        type=Path,
+        metavar="PATH",
+        help="a client's file or its group's folder; default: $JIGSAW_CREDENTIALS with --url, else"
+        " those of the daemon",
+    )
 
 
 def _folder(arguments: argparse.Namespace) -> Path:
@@ -117,15 +129,34 @@ def _folder(arguments: argparse.Namespace) -> Path:
     return default_folder() if given is None else given
 
 
-def _url(arguments: argparse.Namespace) -> str:
-    given: str | None = arguments.url or os.environ.get("JIGSAW_URL")
+def _address(arguments: argparse.Namespace) -> Address:
+    """Of the cluster that is named, else of the folder's daemon."""
+    from jigsawrl.cli.cluster import Address
+    from jigsawrl.cli.daemon_folder import find
+
+    given = _given_address(arguments)
     if given is not None:
         if arguments.folder is not None:
             raise CommandError("give --url or --folder, not both", status=EXIT_BAD_INPUT)
         return given
-    from jigsawrl.cli.daemon_folder import find
+    daemon = find(_folder(arguments))
+    credentials: Path | None = arguments.credentials
+    if credentials is None and daemon.credentials is not None:
+        credentials = Path(daemon.credentials)
+    return Address(daemon.url, credentials)
 
-    return find(_folder(arguments)).url
+
+def _given_address(arguments: argparse.Namespace) -> Address | None:
+    from jigsawrl.cli.cluster import Address
+
+    url: str | None = arguments.url or os.environ.get("JIGSAW_URL")
+    if url is None:
+        return None
+    credentials: Path | None = arguments.credentials
+    by_environment = os.environ.get("JIGSAW_CREDENTIALS")
+    if credentials is None and by_environment:
+        credentials = Path(by_environment)
+    return Address(url, credentials)
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -139,11 +170,19 @@ def _up(arguments: argparse.Namespace) -> int:
         known = ", ".join(POLICIES)
         raise CommandError(f"--policy {policy}: choose one of {known}", status=EXIT_BAD_INPUT)
     folder = _folder(arguments)
+    listens = listening.of(arguments)
     if not arguments.detach:
-        return up(folder, policy=policy, profile=arguments.profile, devices=arguments.devices)
+        return up(
+            folder,
+            policy=policy,
+            profile=arguments.profile,
+            devices=arguments.devices,
+            listening=listens,
+        )
     options = ["--policy", policy, "--devices", arguments.devices]
     if arguments.profile is not None:
         options += ["--profile", str(arguments.profile.resolve())]
+    options += listening.as_options(arguments)
     return detach(folder, *options)
 
 
@@ -157,11 +196,9 @@ def _node(arguments: argparse.Namespace) -> int:
     from jigsawrl.cli.node_command import NOTICE_S, default_name, join
 
     name = arguments.name or default_name()
-    # With --url its folder need not be a daemon's: it is then the one that the node's lies in.
     folder = _folder(arguments)
-    url = arguments.url or os.environ.get("JIGSAW_URL") or _url(arguments)
     return join(
-        url,
+        _given_address(arguments) or _address(arguments),  # with --url the folder is the node's
         folder / "nodes" / name,
         name=name,
         runs_folder=arguments.runs_folder or folder / "runs",
@@ -185,7 +222,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     view = _view() if arguments.wait else None
     try:
         return cluster.ask(
-            _url(arguments),
+            _address(arguments),
             lambda there: cluster.submit(
                 there,
                 configs,
@@ -203,7 +240,7 @@ def _status(arguments: argparse.Namespace) -> int:
     from jigsawrl.cli import cluster
 
     return cluster.ask(
-        _url(arguments),
+        _address(arguments),
         lambda there: cluster.show(there, arguments.pipeline, as_json=arguments.json),
     )
 
@@ -211,9 +248,9 @@ def _status(arguments: argparse.Namespace) -> int:
 def _top(arguments: argparse.Namespace) -> int:
     from jigsawrl.cli import cluster
 
-    url, view = _url(arguments), _view()
+    address, view = _address(arguments), _view()
     try:
-        return cluster.ask(url, lambda there: cluster.top(there, view))
+        return cluster.ask(address, lambda there: cluster.top(there, view))
     except KeyboardInterrupt:
         return 0
     finally:
@@ -248,7 +285,7 @@ def _change(arguments: argparse.Namespace) -> int:
     kinds: dict[str, cluster.Change] = {"cancel": Cancel, "pause": Pause, "resume": Resume}
     kind = kinds[arguments.command]
     return cluster.ask(
-        _url(arguments), lambda there: cluster.change(there, kind, arguments.pipeline)
+        _address(arguments), lambda there: cluster.change(there, kind, arguments.pipeline)
     )
 
 
@@ -271,4 +308,5 @@ COMMANDS = {
     "pause": _change,
     "resume": _change,
     "cancel": _change,
+    "credentials": listening.make_credentials,
 }

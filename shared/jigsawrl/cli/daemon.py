@@ -23,7 +23,7 @@ import msgspec
 
 from jigsawrl.cli.daemon_folder import Daemon, announce, find, is_occupied, occupy, withdraw
 from jigsawrl.cli.disk import watch_disk
-from jigsawrl.cli.embedded import Devices, embedded_system
+from jigsawrl.cli.embedded import Devices, Listening, embedded_system
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import GaveUpError, tail
@@ -39,14 +39,16 @@ DOWN_TIMEOUT_S = 15.0
 POLL_S = 0.05
 
 
-def up(folder: Path, *, policy: str, profile: Path | None, devices: Devices) -> int:
+def up(
+    folder: Path, *, policy: str, profile: Path | None, devices: Devices, listening: Listening
+) -> int:
     """Be the daemon until a signal; the exit status."""
     folder = folder.resolve()
     held = occupy(folder)
     try:
         if profile is not None:
             _adopt(profile, folder, devices=devices)
-        return asyncio.run(_until_signal(folder, policy=policy, devices=devices))
+        return asyncio.run(_until_signal(folder, policy, devices, listening))
     finally:
         withdraw(folder)
         os.close(held)
@@ -118,9 +120,9 @@ def _adopt(profile: Path, folder: Path, *, devices: Devices) -> None:
     (folder / PROFILE_FILE).write_bytes(msgspec.json.encode(checked) + b"\n")
 
 
-async def _until_signal(folder: Path, *, policy: str, devices: Devices) -> int:
+async def _until_signal(folder: Path, policy: str, devices: Devices, listening: Listening) -> int:
     """0 after a signal: that is how a daemon ends."""
-    serving = asyncio.ensure_future(_serve(folder, policy=policy, devices=devices))
+    serving = asyncio.ensure_future(_serve(folder, policy, devices, listening))
     told = asyncio.Event()
 
     def on_signal() -> None:
@@ -139,12 +141,22 @@ async def _until_signal(folder: Path, *, policy: str, devices: Devices) -> int:
         return 0
 
 
-async def _serve(folder: Path, *, policy: str, devices: Devices) -> int:
+async def _serve(folder: Path, policy: str, devices: Devices, listening: Listening) -> int:
     say: Callable[[str], None] = lambda text: print(text, flush=True)  # noqa: E731
     async with embedded_system(
-        folder, runs_folder=folder / "runs", policy=policy, devices=devices
+        folder,
+        runs_folder=folder / "runs",
+        policy=policy,
+        devices=devices,
+        listening=listening,
     ) as system:
-        announce(folder, Daemon(url=system.url, pid=os.getpid(), host=socket.gethostname()))
+        known_by = None if listening.credentials is None else str(listening.credentials)
+        announce(
+            folder,
+            Daemon(
+                url=system.url, pid=os.getpid(), host=socket.gethostname(), credentials=known_by
+            ),
+        )
         say(f"up: {system.url} (folder {folder})")
         disk = asyncio.create_task(watch_disk(folder, say, on_room=system.restart_store))
         try:

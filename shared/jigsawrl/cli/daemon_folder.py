@@ -25,6 +25,8 @@ class Daemon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int
     host: str = ""
     """Of the machine that it runs on."""
+    credentials: str | None = None
+    """The folder of its group's, where its server takes no others."""
 
 
 def default_folder() -> Path:

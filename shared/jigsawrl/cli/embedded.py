@@ -12,8 +12,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from jigsawrl.bus.base import BusError
-from jigsawrl.bus.server import EmbeddedServer, start_server
+from jigsawrl.bus.server import LOOPBACK, EmbeddedServer, start_server
+from jigsawrl.bus.server_config import Tls
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
 from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import Child, Program, StartError, keep_alive
@@ -31,13 +34,27 @@ EXIT_POLL_S = 0.1
 """How often a nats-server is looked at; it is no asyncio child."""
 
 
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the embedded nats-server listens, and to whom."""
+
+    host: str = LOOPBACK
+    port: int | None = None
+    """None: any free one."""
+    tls: Tls | None = None
+    credentials: Path | None = None
+    """The group's folder, for the programs on this machine."""
+    sync_interval: str | None = None
+    """See `jigsawrl.bus.server_config.ServerSettings`."""
+
+
 class Server:
     """The nats-server as a `Child`: it comes back on the same port with the same store."""
 
-    def __init__(self, store_folder: Path) -> None:
+    def __init__(self, store_folder: Path, listening: Listening | None = None) -> None:
         self.name = "nats-server"
         self.log_path = store_folder / "nats-server.log"
         self._store_folder = store_folder
+        self._listening = listening or Listening()
         self._server: EmbeddedServer | None = None
 
     @property
@@ -47,10 +64,16 @@ class Server:
         return self._server.url
 
     async def start(self) -> None:
-        """The first time on a free port."""
-        port = None if self._server is None else self._server.port
+        """The first time on the port that is asked for, or a free one."""
+        listening = self._listening
         try:
-            self._server = await start_server(self._store_folder, port=port)
+            self._server = await start_server(
+                self._store_folder,
+                host=listening.host,
+                port=listening.port if self._server is None else self._server.port,
+                tls=listening.tls,
+                sync_interval=listening.sync_interval,
+            )
         except BusError as error:
             raise StartError(str(error)) from error
 
@@ -91,12 +114,20 @@ class EmbeddedSystem:
     """The three processes of one run or daemon, complete when built."""
 
     def __init__(
-        self, folder: Path, server: Server, *, runs_folder: Path, policy: str, devices: Devices
+        self,
+        folder: Path,
+        server: Server,
+        *,
+        runs_folder: Path,
+        policy: str,
+        devices: Devices,
+        credentials: Path | None,
     ) -> None:
         logs = folder / "logs"
         scheduler_folder, node_folder = str(folder / "scheduler"), str(folder / "node")
         self.url = server.url
         self._server = server
+        known_by = () if credentials is None else ("--credentials", str(credentials))
         profile = folder / PROFILE_FILE
         adopted = ("--profile", str(profile)) if profile.exists() else ()
         self.scheduler = Program(
@@ -106,6 +137,7 @@ class EmbeddedSystem:
                 *("--url", server.url, "--state-dir", scheduler_folder),
                 *("--policy", policy),
                 *adopted,
+                *known_by,
             ),
             log_path=logs / "scheduler.log",
         )
@@ -116,6 +148,7 @@ class EmbeddedSystem:
                 *("--url", server.url, "--state-dir", node_folder),
                 *("--runs-folder", str(runs_folder)),
                 *(("--devices", "cpu") if devices == "cpu" else ()),
+                *known_by,
             ),
             log_path=logs / "node.log",
         )
@@ -154,19 +187,31 @@ class EmbeddedSystem:
 
 @contextlib.asynccontextmanager
 async def embedded_system(
-    folder: Path, *, runs_folder: Path, policy: str, devices: Devices
+    folder: Path,
+    *,
+    runs_folder: Path,
+    policy: str,
+    devices: Devices,
+    listening: Listening | None = None,
 ) -> AsyncIterator[EmbeddedSystem]:
     """Start the system under `folder`; stop it at the end, whatever happened, within 5 s. Pipelines
     leave theirs under `runs_folder`. With `devices` ``cpu`` the node has CPU slots though there are
-    GPUs, with ``none`` there is no node: others join."""
-    server = Server(folder / "nats")
+    GPUs, with ``none`` there is no node: others join.
+    Unless `listening` says otherwise, nobody but this machine can reach it."""
+    listening = listening or Listening()
+    server = Server(folder / "nats", listening)
     try:
         await server.start()
     except StartError as error:
         raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
     try:
         system = EmbeddedSystem(
-            folder, server, runs_folder=runs_folder, policy=policy, devices=devices
+            folder,
+            server,
+            runs_folder=runs_folder,
+            policy=policy,
+            devices=devices,
+            credentials=listening.credentials,
         )
         try:
             await system.start()

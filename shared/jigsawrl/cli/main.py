@@ -74,11 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure a part of the system")
     bench.add_argument(
         "subject",
-        choices=["engine", "determinism", "modes", "migration", "multiplex", "scheduler"],
+        choices=["engine", "determinism", "modes", "migration", "multiplex", "scheduler", "store"],
         help="engine: against transformers' generate; determinism: what bit equality costs; modes:"
         " async against sync on a long tail; migration: a move of live sequences against a prefill;"
         " multiplex: several pipelines at once against one after the other; scheduler: what"
-        " decisions cost by size of the cluster",
+        " decisions cost by size of the cluster; store: what it costs that nothing stored is lost",
     )
     bench.add_argument(
         "options",

@@ -12,6 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
+from jigsawrl.cli.cluster import Address
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
 from jigsawrl.cli.programs import require_programs
 from jigsawrl.cli.run_folder import lock
@@ -27,7 +28,7 @@ def default_name() -> str:
 
 
 def join(
-    url: str,
+    address: Address,
     folder: Path,
     *,
     name: str,
@@ -48,8 +49,10 @@ def join(
     held = lock(folder, holder="node", remedy="give each node a --name of its own")
     os.set_inheritable(held, True)  # it stays with the program
     runs = runs_folder.resolve()
-    command = [sys.executable, "-m", "services.node", "--url", url, "--node", name]
+    command = [sys.executable, "-m", "services.node", "--url", address.url, "--node", name]
     command += ["--state-dir", str(folder), "--runs-folder", str(runs), "--notice", str(notice_s)]
     if devices is not None:
         command += ["--devices", devices]
+    if address.credentials is not None:
+        command += ["--credentials", str(address.credentials.resolve())]
     os.execv(sys.executable, command)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from jigsawrl.bus.credentials import ENVIRONMENT
 from jigsawrl.processes import MAX_FAILURES, Restarts, die_with_parent
 
 TAIL_LINES = 12
@@ -140,6 +141,8 @@ class Program:
 
 
 def child_environment() -> dict[str, str]:
-    """Ours, with one thread for each library: parallelism comes from processes, not from threads."""
+    """Ours, with one thread for each library: parallelism comes from processes, not from threads.
+    Without the credentials of whoever calls: our own server may take none, or others."""
     defaults = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    return defaults | dict(os.environ)
+    ours = {name: value for name, value in os.environ.items() if name != ENVIRONMENT}
+    return defaults | ours

@@ -28,7 +28,14 @@ async def test_a_store_that_is_started_again_is_the_same(tmp_path: Path) -> None
     server = Server(tmp_path)
     await server.start()
     notices: list[str] = []
-    system = EmbeddedSystem(tmp_path, server, runs_folder=tmp_path, policy="serial", devices="cpu")
+    system = EmbeddedSystem(
+        tmp_path,
+        server,
+        runs_folder=tmp_path,
+        policy="serial",
+        devices="cpu",
+        credentials=None,
+    )
     watching = asyncio.create_task(keep_alive(server, on_notice=notices.append))
     try:
         bus = await connect(system.url, name="test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from jigsawrl.bus.client import connect
-from jigsawrl.cli.embedded import Server, device_kind, embedded_system
+from jigsawrl.cli.embedded import Listening, Server, device_kind, embedded_system
 from jigsawrl.cli.errors import CommandError
 from jigsawrl.cli.supervisor import keep_alive
 from jigsawrl.config import InitModelConfig, PipelineConfig, SortDigitsConfig, TrainerConfig
@@ -35,10 +36,23 @@ async def test_a_killed_server_comes_back_on_its_port_with_its_store(tmp_path: P
     await server.stop(grace_s=1)
 
 
+async def test_a_server_listens_where_it_is_told(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    server = Server(tmp_path / "nats", Listening(port=port, sync_interval="always"))
+    await server.start()
+    assert server.url == f"nats://127.0.0.1:{port}"
+    assert 'sync_interval: "always"' in (tmp_path / "nats" / "nats-server.conf").read_text()
+    await server.stop(grace_s=1)
+
+
 async def test_a_store_that_can_not_be_written_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "nats").write_text("a file where the store should be")
     with pytest.raises(CommandError, match="not writable") as caught:
-        async with embedded_system(tmp_path, runs_folder=tmp_path, policy="serial", devices="auto"):
+        async with embedded_system(
+            tmp_path, runs_folder=tmp_path / "runs", policy="serial", devices="auto"
+        ):
             pass
     assert caught.value.status == 2
 
