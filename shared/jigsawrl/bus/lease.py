@@ -15,6 +15,7 @@ from nats.js.kv import KeyValue
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.connection import CALL_TIMEOUT_S, Connection
+from jigsawrl.bus.replicas import replicated
 
 LEASE_TTL_S = 5.0
 """Life of a lease after its last renewal; the holder renews every second."""
@@ -72,15 +73,19 @@ class Leases:
         try:
             return await js.key_value(self._bucket)
         except nats.js.errors.BucketNotFoundError:
-            return await js.create_key_value(
-                KeyValueConfig(
-                    bucket=self._bucket,
-                    ttl=LEASE_TTL_S,
-                    history=1,
-                    max_bytes=1024 * 1024,
-                    storage=StorageType.FILE,
-                )
+            return await replicated(js, self._create)
+
+    async def _create(self, js: JetStreamContext, num_replicas: int) -> KeyValue:
+        return await js.create_key_value(
+            KeyValueConfig(
+                bucket=self._bucket,
+                ttl=LEASE_TTL_S,
+                history=1,
+                max_bytes=1024 * 1024,
+                storage=StorageType.FILE,
+                replicas=num_replicas,
             )
+        )
 
 
 async def _revision_of(store: KeyValue, key: str, holder: str) -> int | None:

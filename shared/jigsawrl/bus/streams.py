@@ -17,6 +17,7 @@ from nats.js.api import DiscardPolicy, RawStreamMsg, RetentionPolicy, StorageTyp
 from jigsawrl.bus.base import BusError, Fill, RecordGoneError
 from jigsawrl.bus.connection import Connection, is_lack_of_room
 from jigsawrl.bus.publishing import Publisher
+from jigsawrl.bus.replicas import replicated
 from jigsawrl.contract.message import Ref
 from jigsawrl.contract.streams import StreamSpec
 
@@ -24,7 +25,7 @@ NAME_IN_USE = 10058
 """JetStream error code: the stream exists with another configuration."""
 
 
-def stream_config(spec: StreamSpec) -> StreamConfig:
+def stream_config(spec: StreamSpec, *, num_replicas: int) -> StreamConfig:
     """The server's view of a row of the stream table. Discard NEW is said explicitly: the library's
     default, OLD, silently loses what is stored."""
     return StreamConfig(
@@ -37,16 +38,16 @@ def stream_config(spec: StreamSpec) -> StreamConfig:
         max_msgs_per_subject=spec.max_msgs_per_subject or -1,
         duplicate_window=spec.duplicate_window_s,
         allow_direct=True,
-        num_replicas=1,
+        num_replicas=num_replicas,
     )
 
 
 async def create_streams(connection: Connection, specs: Iterable[StreamSpec]) -> None:
     """See `Bus.create_streams`."""
     for spec in specs:
-        config = stream_config(spec)
 
-        async def create(js: JetStreamContext, config: StreamConfig = config) -> None:
+        async def create(js: JetStreamContext, num_replicas: int, spec: StreamSpec = spec) -> None:
+            config = stream_config(spec, num_replicas=num_replicas)
             try:
                 await js.add_stream(config)
             except nats.js.errors.BadRequestError as error:
@@ -55,7 +56,7 @@ async def create_streams(connection: Connection, specs: Iterable[StreamSpec]) ->
                 await js.update_stream(config)
 
         try:
-            await connection.call(f"make the stream {spec.name}", create)
+            await connection.call(f"make the stream {spec.name}", lambda js: replicated(js, create))
         except BusError as error:
             if error.__cause__ is not None and is_lack_of_room(error.__cause__):
                 raise await _no_room(connection, spec) from error
@@ -124,6 +125,10 @@ async def load(connection: Connection, ref: Ref) -> RawStreamMsg:
     async def get(js: JetStreamContext) -> RawStreamMsg:
         try:
             return await js.get_msg(ref.stream, ref.sequence, direct=True)
+        except nats.js.errors.NotFoundError:
+            # Any server of a cluster answers, also one that has not got the message yet: only the
+            # stream's leader knows that there is none.
+            return await js.get_msg(ref.stream, ref.sequence, direct=False)
         except nats.errors.NoRespondersError:
             # No stream, or a server that is still starting: this question knows which.
             await js.stream_info(ref.stream)
