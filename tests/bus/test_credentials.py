@@ -201,6 +201,11 @@ async def test_renewed_credentials_are_read_at_the_next_connection(
     again.stop()
 
 
+def test_a_file_of_another_role_is_refused(credentials: Path) -> None:
+    with pytest.raises(BusError, match=r"is for the role trainer, and this is node: give .*node"):
+        read_credentials(credentials / "red" / "trainer.pem", "node")
+
+
 def test_a_file_says_who_it_is_for(credentials: Path) -> None:
     found = read_credentials(credentials / "red" / "trainer.pem", "trainer")
     assert isinstance(found, Credentials)

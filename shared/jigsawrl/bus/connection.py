@@ -24,7 +24,7 @@ from nats.js import JetStreamContext
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.credentials import Credentials, refusal
-from jigsawrl.bus.denials import Denials
+from jigsawrl.bus.denials import Denials, is_denial
 from jigsawrl.bus.opening import CLOSE_TIMEOUT_S, discard, open_client
 
 log = logging.getLogger("jigsawrl.bus")
@@ -320,9 +320,10 @@ class Connection:
             self.num_slow_consumers += 1
             log.error("messages on %s were dropped: this program reads too slowly", error.subject)
             return
-        denial = self.denials.add(str(error))
-        if denial is not None:
-            log.error("%s", denial)
+        if is_denial(error):
+            denial = self.denials.add(str(error))
+            if denial is not None:
+                log.error("%s", denial)
             for event in list(self._listeners):
                 event.set()
             return

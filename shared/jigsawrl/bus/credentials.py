@@ -58,7 +58,7 @@ def header(role: str, group: str, valid_until: datetime) -> str:
 
 
 def read_credentials(path: Path, role: str) -> Credentials:
-    """Those in the file `path`, or of `role` in the folder `path`. Raises `BusError`."""
+    """Those of `role`, in the file `path` or in the folder `path`. Raises `BusError`."""
     path = _file_of(path, role)
     try:
         found = _HEADER.search(path.read_text())
@@ -70,6 +70,11 @@ def read_credentials(path: Path, role: str) -> Credentials:
         valid_until = datetime.strptime(found[3], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
         raise BusError(f"{path}: {found[3]!r} is no time: {MAKE}") from None
+    if found[1] != role:
+        raise BusError(
+            f"{path} is for the role {found[1]}, and this is {role}: give"
+            f" {path.with_name(role)}{SUFFIX}"
+        )
     return Credentials(path=path, role=found[1], group=found[2], valid_until=valid_until)
 
 

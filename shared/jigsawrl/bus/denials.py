@@ -26,6 +26,11 @@ _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(
 NUM_REMEMBERED = 256
 
 
+def is_denial(error: Exception) -> bool:
+    """The server has said that we may not."""
+    return _VIOLATION.search(str(error).lower()) is not None
+
+
 class _Waiting:
     """One request on its way."""
 
@@ -47,7 +52,8 @@ class Denials:
         """Without it no answer ever comes."""
 
     def add(self, text: str) -> PermissionDeniedError | None:
-        """What an error of the server says, if it is a denial that was not known; who waits is told."""
+        """What an error of the server says, if it is a denial that was not known, and that nobody waits
+        for: who waits is told."""
         found = _VIOLATION.search(text.lower())
         if found is None:
             return None
@@ -63,12 +69,11 @@ class Denials:
             if not one.scope.expired():
                 one.denial = denial
                 one.scope.reschedule(asyncio.get_running_loop().time())
-        if subject in self._known:
-            return None
+        told = bool(waiting) or subject in self._known
         if len(self._known) >= NUM_REMEMBERED:
             self._known.clear()
         self._known[subject] = denial
-        return denial
+        return None if told else denial
 
     def _denial(self, what: str, subject: str) -> PermissionDeniedError:
         does = "publish on" if what == "publish" else "subscribe to"

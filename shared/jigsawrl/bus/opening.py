@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -36,6 +37,17 @@ OPTIONS: dict[str, Any] = {
     "drain_timeout": 3,
     "pending_size": PENDING_BYTES,
 }
+
+
+class _WithoutEndOfTls(logging.Filter):
+    """Drops a warning of asyncio for every TLS connection that the other side closes: nats-py's stream
+    was made before the handshake, and does not know that there is TLS below it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("returning true from eof_received()")
+
+
+logging.getLogger("asyncio").addFilter(_WithoutEndOfTls())
 
 ErrorHandler = Callable[[Exception], Awaitable[None]]
 Handler = Callable[[], Awaitable[None]]
