@@ -83,6 +83,17 @@ async def test_expired_credentials_are_refused_before_anybody_is_asked(
     assert "--renew" in why
 
 
+async def test_an_end_that_is_near_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, group="red", days=5)
+    server = await start_server(tmp_path / "store", tls=server_tls(tmp_path))
+    bus = await connect_as("client", server, tmp_path / "red")
+    assert "client.pem (role client of group red) expire in 4 days" in caplog.text
+    await bus.close()
+    server.stop()
+
+
 async def test_the_server_refuses_an_expired_certificate_whatever_its_file_says(
     tmp_path: Path,
 ) -> None:

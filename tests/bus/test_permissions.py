@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import nats
 import pytest
 from bus_samples import (
     WORKER,
@@ -22,7 +27,8 @@ from secured import connect_as
 
 from jigsawrl.bus.base import BusError, PermissionDeniedError
 from jigsawrl.bus.client import NatsBus
-from jigsawrl.bus.server import EmbeddedServer
+from jigsawrl.bus.server import EmbeddedServer, start_server
+from jigsawrl.cli.credentials import server_tls
 from jigsawrl.contract.events import (
     CheckpointCommitted,
     Heartbeat,
@@ -40,6 +46,7 @@ from jigsawrl.contract.requests import (
     StatusQuery,
     Submitted,
 )
+from tests.conftest import small_streams
 
 Act = Callable[[NatsBus], Awaitable[Any]]
 
@@ -275,6 +282,51 @@ async def test_a_denied_report_is_told_once_and_stops_nothing(
     assert await bus.publish_event(an_event(2001)) > 0
     assert caplog.text.count("may not publish on jig.data.p.group_record") == 1
     await bus.close()
+
+
+async def test_rights_that_are_withdrawn_end_what_pulls_with_the_reason(
+    credentials: Path, tmp_path: Path
+) -> None:
+    server = await start_server(tmp_path, tls=server_tls(credentials))
+    leader = await connect_as("scheduler", server, credentials / "red")
+    await leader.create_streams(small_streams(leader))
+    node = await connect_as("node", server, credentials / "red")
+    await node.bind_commands(NODE)
+    got = asyncio.Event()
+
+    async def take_command(command: Any) -> None:
+        got.set()
+
+    consuming = asyncio.create_task(node.consume_commands(NODE, take_command))
+    await leader.publish_command(a_command(1, worker=NODE))
+    await asyncio.wait_for(got.wait(), WITHIN_S)
+    config = tmp_path / "nats-server.conf"
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join(line for line in lines if "MSG.NEXT.JIG_COMMANDS" not in line))
+    os.kill(server.pid, signal.SIGHUP)
+    async with asyncio.timeout(WITHIN_S):
+        with pytest.raises(PermissionDeniedError, match=r"MSG\.NEXT\.JIG_COMMANDS|msg\.next\.jig"):
+            await consuming
+    await node.close()
+    await leader.close()
+    server.stop()
+
+
+async def test_a_program_in_any_language_watches_with_a_clients_file(
+    credentials: Path, secured_server: EmbeddedServer
+) -> None:
+    """As docs/security.md says, with what every NATS library offers."""
+    context = ssl.create_default_context(cafile=credentials / "ca.pem")
+    context.load_cert_chain(credentials / "red" / "client.pem")
+    client = await nats.connect(secured_server.url, tls=context, inbox_prefix="_INBOX.client")
+    events = await client.subscribe("jig.event.p.>")
+    await client.flush()
+    leader = await connect_as("scheduler", secured_server, credentials / "red")
+    await leader.publish_event(an_event(3001))
+    message = await events.next_msg(timeout=WITHIN_S)
+    assert msgspec.msgpack.decode(message.data)["id"] == "e:3001"
+    await leader.close()
+    await client.close()
 
 
 async def test_inboxes_of_another_role_are_closed(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,9 @@ SUFFIX = ".pem"
 
 _HEADER = re.compile(r"^# JigsawRL credentials: (\S+)@(\S+) until (\S+)$", re.MULTILINE)
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
+
+WARNING = timedelta(days=14)
+"""Before the end each connection is worth a line: enough for a holiday."""
 
 MAKE = "make them with jigsaw credentials"
 
@@ -92,13 +95,24 @@ def _file_of(path: Path, role: str) -> Path:
     raise BusError(f"{path} holds several groups: name one of {path}/{{{','.join(groups)}}}")
 
 
-def expiry(credentials: Credentials | None, now: datetime) -> str | None:
+def expiry(credentials: Credentials, now: datetime) -> str | None:
     """Why these can't be used any more, as one line."""
-    if credentials is None or now < credentials.valid_until:
+    if now < credentials.valid_until:
         return None
     return (
         f"the credentials {credentials.path} ({credentials}) have expired at"
         f" {credentials.valid_until:%Y-%m-%d %H:%M} UTC: {MAKE} --renew"
+    )
+
+
+def warning(credentials: Credentials, now: datetime) -> str | None:
+    """That their end is near, as one line."""
+    left = credentials.valid_until - now
+    if left > WARNING:
+        return None
+    return (
+        f"the credentials {credentials.path} ({credentials}) expire in {left.days} days: {MAKE} --renew"
+        " before"
     )
 
 

@@ -17,9 +17,11 @@ import nats.errors
 from nats.aio.client import Client
 
 from jigsawrl.bus.base import BusError
-from jigsawrl.bus.credentials import Credentials, expiry, read_credentials, refusal
+from jigsawrl.bus.credentials import Credentials, expiry, read_credentials, refusal, warning
 from jigsawrl.bus.denials import Denials, GuardedClient
 from jigsawrl.bus.permissions import inbox_of
+
+log = logging.getLogger("jigsawrl.bus")
 
 PENDING_BYTES = 32 * 1024 * 1024
 """What nats-py may buffer while it reconnects; publishers wait for the connection, so little does."""
@@ -72,9 +74,13 @@ async def open_client(
     that is away; raises `RefusedError`."""
     if credentials is not None:  # files are renewed
         credentials = read_credentials(credentials.path, credentials.role)
-    expired = expiry(credentials, datetime.now(UTC))
-    if expired is not None:
-        raise RefusedError(expired)
+        now = datetime.now(UTC)
+        expired = expiry(credentials, now)
+        if expired is not None:
+            raise RefusedError(expired)
+        near = warning(credentials, now)
+        if near is not None:
+            log.warning("%s", near)
     client = GuardedClient(denials)
     refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
