@@ -45,7 +45,8 @@ async def test_a_message_that_is_too_large_is_a_dead_letter(bus):
 
 
 async def test_a_message_that_just_fits_with_its_header_is_stored(bus):
-    header = len(b"NATS/1.0\r\nNats-Msg-Id: e:1\r\n\r\n")
+    trace = b"traceparent: " + b"x" * 55 + b"\r\n"
+    header = len(b"NATS/1.0\r\nNats-Msg-Id: e:1\r\n" + trace + b"\r\n")
     empty = len(encode(an_event(1, reason="x" * 100_000))) - 100_000
     event = an_event(1, reason="x" * (MAX_PAYLOAD_BYTES - empty - header))
     assert len(encode(event)) + header == MAX_PAYLOAD_BYTES

@@ -77,6 +77,16 @@ class Fill(NamedTuple):
     """Of the last message stored, also where it has been purged since."""
 
 
+class BusHealth(NamedTuple):
+    """What one connection met since it was made."""
+
+    num_reconnects: int
+    num_dropped: int
+    """Times that messages were dropped because this process reads too slowly: a fault."""
+    num_dead_letters: int
+    """That it wrote."""
+
+
 class Bus(Protocol):
     """One connection of one process."""
 
@@ -85,6 +95,10 @@ class Bus(Protocol):
     @property
     def num_dead_letters(self) -> int:
         """Dead letters that this connection wrote."""
+
+    @property
+    def health(self) -> BusHealth:
+        """For metrics."""
 
     async def publish_event(self, event: Event) -> int:
         """Store an event; its stream sequence. Waits (and retries) while the stream is full or the

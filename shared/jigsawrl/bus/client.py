@@ -12,6 +12,7 @@ from typing import Any
 from jigsawrl.bus import commands, events, requests, streams
 from jigsawrl.bus.base import (
     BusError,
+    BusHealth,
     CommandHandler,
     Fill,
     MessageTooLargeError,
@@ -31,6 +32,7 @@ from jigsawrl.contract.message import Message, Ref, Worker
 from jigsawrl.contract.records import Record, WeightManifest
 from jigsawrl.contract.requests import Activity
 from jigsawrl.contract.streams import StreamSpec, Subjects
+from jigsawrl.tracing import Traces
 
 FINISH_TIMEOUT_S = 0.8
 """A close waits so long for what is being stored; with the connection's part it stays under 5 s."""
@@ -61,16 +63,25 @@ class NatsBus:
         self.subjects = subjects
         self.connection = connection
         """For the tests of this package."""
-        self._publisher = Publisher(connection)
+        self._traces = Traces()
+        self._publisher = Publisher(connection, self._traces)
         self._dead_letters = DeadLetters(self._publisher, subjects)
         self._weights = WeightChannel(connection, self._publisher, subjects)
         self._leases = Leases(connection, bucket=subjects.lease_bucket())
-        self._telemetry = requests.TelemetrySender(connection)
+        self._telemetry = requests.TelemetrySender(connection, self._traces)
         self._sender = asyncio.create_task(self._telemetry.run(), name="bus-telemetry")
 
     @property
     def num_dead_letters(self) -> int:
         return self._dead_letters.num_written
+
+    @property
+    def health(self) -> BusHealth:
+        return BusHealth(
+            num_reconnects=self.connection.generation,
+            num_dropped=self.connection.num_slow_consumers,
+            num_dead_letters=self._dead_letters.num_written,
+        )
 
     # --- Messages ---------------------------------------------------------------------------------
 
@@ -87,7 +98,7 @@ class NatsBus:
     async def _store(self, subject: str, message: Message) -> int:
         payload = encode(message)
         try:
-            return await self._publisher.store(subject, payload, message.id)
+            return await self._publisher.store(subject, payload, message.id, cause=message.cause)
         except MessageTooLargeError as error:
             await self._dead_letters.write(subject=subject, payload=payload, reason=str(error))
             raise
@@ -109,7 +120,9 @@ class NatsBus:
 
     async def request(self, target: str, message: Message, *, timeout_s: float) -> Any:
         subject = self.subjects.request(target)
-        return await requests.request(self.connection, subject, message, timeout_s=timeout_s)
+        return await requests.request(
+            self.connection, self._traces, subject, message, timeout_s=timeout_s
+        )
 
     async def serve(
         self, target: str, handler: RequestHandler, *, concurrency: int = 4, shared: bool = True
@@ -117,6 +130,7 @@ class NatsBus:
         await requests.RequestServer(
             self.connection,
             self._dead_letters,
+            self._traces,
             handler,
             subject=self.subjects.request(target),
             concurrency=concurrency,
@@ -137,6 +151,7 @@ class NatsBus:
         await commands.CommandLoop(
             self.connection,
             self._dead_letters,
+            self._traces,
             handler,
             stream=self.subjects.commands_stream().name,
             worker=worker,

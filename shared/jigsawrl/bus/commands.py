@@ -30,6 +30,7 @@ from jigsawrl.bus.handling import outcome
 from jigsawrl.bus.pulling import Puller, PullLostError, delivery_of
 from jigsawrl.contract.codec import COMMANDS, UndecodableError
 from jigsawrl.contract.message import Worker
+from jigsawrl.tracing import Traces
 
 STREAM_TIMEOUT_S = 20.0
 """A worker waits so long for the scheduler to make the streams."""
@@ -98,6 +99,7 @@ class CommandLoop:
         self,
         connection: Connection,
         dead_letters: DeadLetters,
+        traces: Traces,
         handler: CommandHandler,
         *,
         stream: str,
@@ -106,6 +108,7 @@ class CommandLoop:
     ) -> None:
         self._connection = connection
         self._dead_letters = dead_letters
+        self._traces = traces
         self._handler = handler
         self._stream = stream
         self._worker = worker
@@ -189,7 +192,8 @@ class CommandLoop:
             await self._bury(sequence, message, str(error))
             return
         for pause_s in (*RETRY_PAUSES_S, None):
-            failure = await outcome(self._handler, command)
+            with self._traces.handling(command.id, message.headers, cause=command.cause):
+                failure = await outcome(self._handler, command)
             if not isinstance(failure, Exception):
                 return
             if pause_s is None:

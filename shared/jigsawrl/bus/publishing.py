@@ -2,7 +2,8 @@
 
 Used by `client`. A time-out says nothing about whether the message was stored, therefore every try
 carries the same ``Nats-Msg-Id`` (the message's id): within the stream's duplicate window the server
-stores it once. After a longer outage it may be stored twice; folds are idempotent for that reason.
+stores it once. After a longer outage it may be stored twice; folds are idempotent for that reason. A
+``traceparent`` goes with it, made of the same id (`jigsawrl.tracing`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from nats.js.api import PubAck
 
 from jigsawrl.bus.base import BusError, MessageTooLargeError, StreamFullError
 from jigsawrl.bus.connection import RETRYABLE, Backoff, Connection, describe, is_lack_of_room, log
+from jigsawrl.tracing import Traces
 
 PUBLISH_TIMEOUT_S = 5.0
 """One try; a loaded server acks 8 MB in well under a second."""
@@ -30,6 +32,8 @@ streams after a restart); then the stream does not exist."""
 
 REMINDER_INTERVAL_S = 10.0
 """A publisher that waits says so this often."""
+
+MESSAGE_ID = "Nats-Msg-Id"
 
 _HEADER_START_BYTES = len(b"NATS/1.0\r\n") + len(b"\r\n")
 
@@ -58,30 +62,45 @@ def check_size(
 class Publisher:
     """Stores messages and knows whether any are on their way."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, traces: Traces) -> None:
         self._connection = connection
+        self._traces = traces
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def store(
-        self, subject: str, payload: bytes, message_id: str, *, wait_when_full: bool = True
+        self,
+        subject: str,
+        payload: bytes,
+        message_id: str,
+        *,
+        cause: str = "",
+        wait_when_full: bool = True,
     ) -> int:
         """The stream sequence of the stored message.
 
         Raises `MessageTooLargeError`, `BusError` where no stream takes the subject, and
         `StreamFullError` unless `wait_when_full`."""
-        return (await self._store(subject, payload, message_id, wait=wait_when_full)).seq
+        headers = self._headers(message_id, cause)
+        return (await self._store(subject, payload, headers, wait=wait_when_full)).seq
 
-    async def store_last(self, subject: str, payload: bytes, message_id: str) -> int:
+    async def store_last(
+        self, subject: str, payload: bytes, message_id: str, *, cause: str = ""
+    ) -> int:
         """As `store` without waiting, and the message is then the last one on its subject.
 
         The server takes a message for a repeat even where the first one has been purged or
         superseded since; it is stored again then, under an id of its own."""
-        ack = await self._store(subject, payload, message_id, wait=False)
+        headers = self._headers(message_id, cause)
+        ack = await self._store(subject, payload, headers, wait=False)
         if ack.duplicate and await self._last_sequence(ack.stream, subject) != ack.seq:
-            ack = await self._store(subject, payload, f"{message_id}:{uuid.uuid4()}", wait=False)
+            headers |= {MESSAGE_ID: f"{message_id}:{uuid.uuid4()}"}
+            ack = await self._store(subject, payload, headers, wait=False)
         return ack.seq
+
+    def _headers(self, message_id: str, cause: str) -> dict[str, str]:
+        return {MESSAGE_ID: message_id} | self._traces.headers(message_id, cause=cause)
 
     async def _last_sequence(self, stream: str, subject: str) -> int | None:
         try:
@@ -92,8 +111,9 @@ class Publisher:
             return None
         return message.seq
 
-    async def _store(self, subject: str, payload: bytes, message_id: str, *, wait: bool) -> PubAck:
-        headers = {"Nats-Msg-Id": message_id}
+    async def _store(
+        self, subject: str, payload: bytes, headers: dict[str, str], *, wait: bool
+    ) -> PubAck:
         backoff = Backoff()
         reminder = _Reminder(subject)
         no_stream_since_s: float | None = None

@@ -32,6 +32,7 @@ from jigsawrl.bus.publishing import check_size
 from jigsawrl.contract.codec import REPLIES, REQUESTS, TELEMETRY, UndecodableError, encode
 from jigsawrl.contract.message import Message, message_id
 from jigsawrl.contract.requests import Activity, RequestRefused
+from jigsawrl.tracing import Traces
 
 PENDING_BYTES_LIMIT = 128 * 1024 * 1024
 """Of a core subscription; beyond it nats-py drops messages and the connection raises the alarm."""
@@ -44,10 +45,11 @@ NUM_TRIES = 3
 
 
 async def request(
-    connection: Connection, subject: str, message: Message, *, timeout_s: float
+    connection: Connection, traces: Traces, subject: str, message: Message, *, timeout_s: float
 ) -> Any:
     """See `Bus.request`."""
     payload = encode(message)
+    headers = traces.headers(message.id, cause=message.cause)
     deadline = time.monotonic() + timeout_s
     backoff = Backoff(longest_s=0.25)
     problem, is_served = "no answer", False
@@ -55,8 +57,10 @@ async def request(
     while (left_s := deadline - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(left_s), connection.attempt(left_s) as link:
-                check_size(link.client, subject, payload)
-                answer = await link.client.request(subject, payload, timeout=min(left_s, try_s))
+                check_size(link.client, subject, payload, headers)
+                answer = await link.client.request(
+                    subject, payload, timeout=min(left_s, try_s), headers=headers
+                )
             return _reply(subject, answer.data)
         except RETRYABLE as error:
             problem = describe(error)
@@ -89,6 +93,7 @@ class RequestServer:
         self,
         connection: Connection,
         dead_letters: DeadLetters,
+        traces: Traces,
         handler: RequestHandler,
         *,
         subject: str,
@@ -97,6 +102,7 @@ class RequestServer:
     ) -> None:
         self._connection = connection
         self._dead_letters = dead_letters
+        self._traces = traces
         self._handler = handler
         self._subject = subject
         self._queue = subject if shared else ""
@@ -130,14 +136,15 @@ class RequestServer:
 
     async def _answer(self, message: Msg) -> None:
         try:
-            reply = encode(await self._reply_to(message))
+            reply = await self._reply_to(message)
+            payload, headers = encode(reply), self._traces.headers(reply.id, cause=reply.cause)
             with contextlib.suppress(*RETRYABLE, nats.errors.Error):
                 link = await self._connection.ready()
                 try:
-                    check_size(link.client, message.reply, reply)
+                    check_size(link.client, message.reply, payload, headers)
                 except MessageTooLargeError as error:
-                    reply = encode(_refusal(message, str(error)))
-                await link.client.publish(message.reply, reply)
+                    payload = encode(_refusal(message, str(error)))
+                await link.client.publish(message.reply, payload, headers=headers)
         except BusClosedError:
             return
         finally:
@@ -151,7 +158,8 @@ class RequestServer:
                 subject=message.subject, payload=message.data, reason=str(error)
             )
             return _refusal(message, f"the request can't be read: {error}")
-        result = await outcome(self._handler, asked)
+        with self._traces.handling(asked.id, message.headers, cause=asked.cause):
+            result = await outcome(self._handler, asked)
         if isinstance(result, Exception):
             return _refusal(message, str(result) or repr(result), cause=asked.id)
         return result
@@ -166,16 +174,18 @@ def _refusal(message: Msg, reason: str, *, cause: str = "") -> RequestRefused:
 class TelemetrySender:
     """Sends activities from a short queue, so that who reports never waits."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, traces: Traces) -> None:
         self._connection = connection
-        self._queue: collections.deque[tuple[str, bytes]] = collections.deque(
+        self._traces = traces
+        self._queue: collections.deque[tuple[str, bytes, dict[str, str]]] = collections.deque(
             maxlen=TELEMETRY_QUEUE
         )
         self._filled = asyncio.Event()
 
     def put(self, subject: str, activity: Activity) -> None:
         """Queue one activity; the oldest makes room."""
-        self._queue.append((subject, encode(activity)))
+        headers = self._traces.headers(activity.id, cause=activity.cause)
+        self._queue.append((subject, encode(activity), headers))
         self._filled.set()
 
     async def run(self) -> None:
@@ -188,10 +198,12 @@ class TelemetrySender:
                     link = await self._connection.ready()
                     await self._send(link, *self._queue.popleft())
 
-    async def _send(self, link: Link, subject: str, payload: bytes) -> None:
+    async def _send(
+        self, link: Link, subject: str, payload: bytes, headers: dict[str, str]
+    ) -> None:
         try:
-            check_size(link.client, subject, payload)
-            await link.client.publish(subject, payload)
+            check_size(link.client, subject, payload, headers)
+            await link.client.publish(subject, payload, headers=headers)
         except MessageTooLargeError as error:
             log.warning("telemetry dropped: %s", error)
         except (*RETRYABLE, nats.errors.Error) as error:

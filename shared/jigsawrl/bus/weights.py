@@ -52,7 +52,9 @@ class WeightChannel:
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
-            sequence = await self._publisher.store_last(subject, encode(manifest), manifest.id)
+            sequence = await self._publisher.store_last(
+                subject, encode(manifest), manifest.id, cause=manifest.cause
+            )
         except StreamFullError:
             raise StreamFullError(
                 f"the weight channel {stream} is full: version {manifest.version} needs"
@@ -82,7 +84,9 @@ class WeightChannel:
                 index=index,
                 data=bytes(payload[start : start + manifest.chunk_bytes]),
             )
-            await self._publisher.store_last(self._subjects.record(chunk), encode(chunk), chunk.id)
+            await self._publisher.store_last(
+                self._subjects.record(chunk), encode(chunk), chunk.id, cause=chunk.cause
+            )
 
     async def fetch(self, ref: Ref, *, window: int) -> tuple[WeightManifest, bytearray]:
         """See `Bus.fetch_weights`."""
