@@ -20,6 +20,7 @@ from jigsawrl.contract.records import GroupRecord
 from jigsawrl.contract.requests import HeldOut, HeldOutQuery, Turn, TurnQuery
 from jigsawrl.contract.requests import Problem as HeldOutProblem
 from jigsawrl.models.tokenizer import encode, load_tokenizer
+from jigsawrl.observe import about
 from jigsawrl.tasks import Problem, Task, build_task
 from services.environment.turns import TASK_ERRORS, Turns
 from services.run import Context, RefusedError
@@ -109,7 +110,8 @@ class Environment:
     async def _answer(self, query: HeldOutQuery | TurnQuery) -> HeldOut | Turn:
         if isinstance(query, TurnQuery):
             assert self._turns is not None
-            return await self._turns.answer(query)
+            with about(sequence=query.sequence):
+                return await self._turns.answer(query)
         if isinstance(query, HeldOutQuery):
             return self._held_out(query)
         raise ValueError("the environment answers HeldOutQuery and TurnQuery only")

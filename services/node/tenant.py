@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from jigsawrl.contract.message import Worker
+from jigsawrl.observe import last_words
 from jigsawrl.processes import MAX_FAILURES, Restarts, die_with_parent
 from services.node.leftovers import Leftovers
 from services.run import EXIT_REFUSED
@@ -155,7 +156,7 @@ class TenantProcess:
             lines = _tail(self._command.log).strip().splitlines()
         except OSError as error:
             lines = [f"its log can't be read: {error.strerror}"]
-        last = lines[-1].strip() if lines else "nothing in its log"
+        last = last_words(lines[-1].strip()) if lines else "nothing in its log"
         return f"{self._command.tenant} ended with {how}: {last} (log: {self._command.log})"
 
 

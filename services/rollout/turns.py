@@ -20,6 +20,7 @@ from jigsawrl.bus.base import BusError, NoAnswerError
 from jigsawrl.config_task import TaskTurns
 from jigsawrl.contract.message import Array
 from jigsawrl.contract.requests import Turn, TurnQuery
+from jigsawrl.observe import about
 from jigsawrl.turns import turn_spans
 from services.rollout.engine.base import Generated, SequenceStart
 from services.rollout.engine_thread import EngineThread, add_what_fits
@@ -182,13 +183,14 @@ class Turns:
     async def _ask(self, holding: Holding, generated: Generated) -> None:
         observation, failure = None, None
         try:
-            observation = await ask(
-                self._context,
-                holding.sequence,
-                problem=holding.problem,
-                generated=generated,
-                delay_s=self._turns.delay_s,
-            )
+            with about(sequence=holding.sequence):
+                observation = await ask(
+                    self._context,
+                    holding.sequence,
+                    problem=holding.problem,
+                    generated=generated,
+                    delay_s=self._turns.delay_s,
+                )
         except TurnError as error:
             failure = str(error)
         async with self.standing:
