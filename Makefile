@@ -19,7 +19,8 @@ $(VENV)/.installed: pyproject.toml deploy/constraints-cpu.txt
 	@python3 -c 'import venv, ensurepip' 2>/dev/null || \
 		{ echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
 	python3 -m venv $(VENV)
-	$(PY) -m pip install -q -c deploy/constraints-cpu.txt -e '.[cli,services,tasks,torch,tracking,dev]'
+	$(PY) -m pip install -q -c deploy/constraints-cpu.txt \
+		-e '.[cli,services,otel,tasks,torch,tracking,dev]'
 	touch $@
 
 lint: install

@@ -29,9 +29,10 @@ from jigsawrl.contract.events import WorkerAlive, WorkerReady, WorkerRefused, Wo
 from jigsawrl.contract.message import Ledger, Ref, Role, Worker, message_id
 from jigsawrl.contract.records import Record
 from jigsawrl.contract.requests import Activity
-from jigsawrl.observe import configure_logging
+from jigsawrl.observe import about, configure_logging
 from services.credentials import add_credentials, credentials_of
 from services.stopping import run_program, until_told_to_stop
+from services.tenant_metrics import TenantMetrics, build_tenant_metrics
 
 log = structlog.get_logger()
 
@@ -135,10 +136,13 @@ class Tenant(Protocol):
 class Life:
     """One boot of one tenant, from `WorkerStarted` to its end."""
 
-    def __init__(self, context: Context, tenant: Tenant, *, node: str | None) -> None:
+    def __init__(
+        self, context: Context, tenant: Tenant, *, node: str | None, metrics: TenantMetrics
+    ) -> None:
         self._context = context
         self._tenant = tenant
         self._node = node
+        self._metrics = metrics
         self._leader_epoch = 0
         self._configured = False
         self._ready = asyncio.Event()
@@ -180,6 +184,7 @@ class Life:
         context = self._context
         while True:
             await asyncio.sleep(ALIVE_PERIOD_S)
+            self._metrics.note(context.bus.health)
             await context.bus.publish_event(
                 WorkerAlive(
                     id=context.new_id(WorkerAlive.tag()),
@@ -208,12 +213,14 @@ class Life:
     async def _on_command(self, command: Command) -> None:
         """Carry out one command. A fault ends the process, loudly: the node starts it again, the
         scheduler gives the new boot its work, and five faults in a minute fail the pipeline."""
-        try:
-            await self._carry_out(command)
-        except Exception as error:
-            if not self._failure.done():
-                self._failure.set_exception(error)
-            raise
+        version = getattr(command, "version", None)
+        with about(command=command.id, version=version):
+            try:
+                await self._carry_out(command)
+            except Exception as error:
+                if not self._failure.done():
+                    self._failure.set_exception(error)
+                raise
 
     async def _carry_out(self, command: Command) -> None:
         if command.leader_epoch < self._leader_epoch:
@@ -221,10 +228,12 @@ class Life:
             return
         self._leader_epoch = command.leader_epoch
         if isinstance(command, Configure):
-            await self._configure(command)
+            with self._metrics.command(command.tag()):
+                await self._configure(command)
         else:
             await self._ready.wait()
-            await self._tenant.handle(command)
+            with self._metrics.command(command.tag()):
+                await self._tenant.handle(command)
 
     async def _configure(self, command: Configure) -> None:
         context = self._context
@@ -289,17 +298,21 @@ def parser(role: str) -> argparse.ArgumentParser:
 def main(make: Callable[[Context], Tenant], arguments: argparse.Namespace, *, role: str) -> None:
     """Run one tenant process to its end and exit with its status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    configure_logging(service=role)
-    status = run_program(_main(make, arguments, role=role))
+    worker_id = arguments.worker or f"{arguments.pipeline}.{role}-{uuid.uuid4().hex[:6]}"
+    configure_logging(service=role, pipeline=arguments.pipeline, worker=worker_id)
+    status = run_program(_main(make, arguments, role=role, worker_id=worker_id))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # tearing torch down takes seconds, and there is nothing left to do
 
 
 async def _main(
-    make: Callable[[Context], Tenant], arguments: argparse.Namespace, *, role: str
+    make: Callable[[Context], Tenant],
+    arguments: argparse.Namespace,
+    *,
+    role: str,
+    worker_id: str,
 ) -> int:
-    worker_id = arguments.worker or f"{arguments.pipeline}.{role}-{uuid.uuid4().hex[:6]}"
     bus = await connect(
         arguments.url,
         name=worker_id,
@@ -315,7 +328,10 @@ async def _main(
         device=arguments.device,
     )
     tenant = make(context)
-    life = Life(context, tenant, node=arguments.node)
+    metrics = build_tenant_metrics(
+        pipeline=context.pipeline, role=tenant.role, worker=context.worker.id
+    )
+    life = Life(context, tenant, node=arguments.node, metrics=metrics)
     try:
         await until_told_to_stop(life.live())
     finally:

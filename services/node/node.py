@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import structlog
 
@@ -66,7 +67,10 @@ class Node:
         state_folder: Path,
         runs_folder: Path,
         credentials_folder: Path | None = None,
+        tenant_environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """`tenant_environment`: variables that every tenant gets."""
+        self._tenant_environment = tenant_environment
         self._bus = bus
         self._identity = identity
         self._devices = {device.id: device for device in devices}
@@ -177,6 +181,11 @@ class Node:
                 )
             )
 
+    def running(self) -> dict[str, int]:
+        """Tenants whose process runs: id -> process id."""
+        pids = ((tenant, self._pid_of(tenant)) for tenant in self._tenants)
+        return {tenant: pid for tenant, pid in pids if pid is not None}
+
     def _pid_of(self, tenant: str) -> int | None:
         process = self._tenants.get(tenant)
         return None if process is None else process.pid
@@ -250,7 +259,7 @@ class Node:
             argv += ["--role", command.role]
         if command.role == "trainer":
             argv += ["--run-folder", str(self._runs_folder / command.pipeline)]
-        environment = {"OMP_NUM_THREADS": "1"}
+        environment = {"OMP_NUM_THREADS": "1", **self._tenant_environment}
         device = None if command.device is None else self._devices[command.device]
         if device is not None:
             argv += ["--device", device.id]

@@ -7,8 +7,11 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,11 +19,18 @@ from jigsawrl.bus.base import Bus
 from jigsawrl.bus.client import connect
 from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
+from jigsawrl.metrics import parse_address
 from jigsawrl.observe import configure_logging
 from jigsawrl.profile_file import read_profile
 from services.credentials import add_credentials, credentials_of
+from services.exposition import serve
 from services.scheduler.leader import DeposedError, Leader
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.watching import Watch
 from services.stopping import run_program, until_told_to_stop
+
+if TYPE_CHECKING:
+    from services.scheduler.spans import SpanWatch
 
 log = structlog.get_logger()
 
@@ -30,6 +40,12 @@ STANDBY_S = 1.0
 
 HANDOVER_S = 2.0
 """For the last snapshot of one that is told to stop; nested in `STOP_DEADLINE_S`."""
+
+
+SPANS_CLOSE_S = 0.5
+"""For the last spans of a process that ends: who collects them may be gone."""
+
+SPAN_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 def main() -> None:
@@ -45,19 +61,26 @@ def main() -> None:
         "--profile", type=Path, metavar="FILE", help="of the devices, by `jigsaw profile`"
     )
     add_credentials(arguments)
+    arguments.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="serve metrics there (port 0: a free one; see the log)",
+    )
     options = arguments.parse_args()
     configure_logging(service="scheduler")
     sys.exit(run_program(_main(options)))
 
 
 async def _main(options: argparse.Namespace) -> int:
-    profile = None
-    if options.profile is not None:
-        try:
-            profile = read_profile(options.profile, device_kind=None)
-        except ValueError as error:
-            print(f"services.scheduler: --profile {error}", file=sys.stderr)
-            return 2
+    profile, address = None, None
+    try:
+        if options.profile is not None:
+            profile = _profile(options.profile)
+        if options.metrics is not None:
+            address = parse_address(options.metrics, "--metrics")
+    except ValueError as error:
+        print(f"services.scheduler: {error}", file=sys.stderr)
+        return 2
     holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     bus = await connect(
         options.url,
@@ -65,15 +88,47 @@ async def _main(options: argparse.Namespace) -> int:
         prefix=options.prefix,
         credentials=credentials_of(options, "scheduler"),
     )
+    metrics = SchedulerMetrics(bus, holder=holder, folder=options.state_dir)
+    watches: list[Watch] = [] if address is None else [metrics]
+    spans = _span_watch()
+    watches += [] if spans is None else [spans]
     try:
-        await until_told_to_stop(_live(bus, holder, options, profile))
+        async with serve(address, metrics.gather):
+            await until_told_to_stop(_live(bus, holder, options, profile, watches))
     finally:
         await bus.close()
+        if spans is not None:
+            closing = threading.Thread(target=spans.close, daemon=True)
+            closing.start()
+            await asyncio.to_thread(closing.join, SPANS_CLOSE_S)
     return 0
 
 
+def _span_watch() -> SpanWatch | None:
+    """Where OpenTelemetry is told where to send spans. A package that is missing ends nothing."""
+    if not any(os.environ.get(name) for name in SPAN_VARIABLES):
+        return None
+    try:
+        from services.scheduler.spans import SpanWatch
+    except ImportError as error:
+        log.warning("exports no spans", reason=f"{error}: pip install jigsawrl[otel]")
+        return None
+    return SpanWatch()
+
+
+def _profile(path: Path) -> DeviceProfile:
+    try:
+        return read_profile(path, device_kind=None)
+    except ValueError as error:
+        raise ValueError(f"--profile {error}") from None
+
+
 async def _live(
-    bus: Bus, holder: str, options: argparse.Namespace, profile: DeviceProfile | None
+    bus: Bus,
+    holder: str,
+    options: argparse.Namespace,
+    profile: DeviceProfile | None,
+    watches: Sequence[Watch],
 ) -> None:
     await bus.create_streams(bus.subjects.cluster_streams())
     while True:
@@ -87,6 +142,7 @@ async def _live(
             folder=options.state_dir,
             policy=options.policy,
             profile=profile,
+            watches=watches,
         )
         await _lead(bus, leader, _Lease(bus, holder, revision))
         log.warning("was deposed and stands by")

@@ -15,7 +15,7 @@ import gc
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -35,6 +35,7 @@ from services.scheduler.newcomers import Newcomers
 from services.scheduler.outgoing import Outgoing
 from services.scheduler.requests import Requests
 from services.scheduler.snapshots import Snapshot, check_version
+from services.scheduler.watching import Watch
 
 log = structlog.get_logger()
 
@@ -78,8 +79,10 @@ class Leader:
         policy: str = DEFAULT_POLICY,
         profile: DeviceProfile | None = None,
         snapshot_events: int = SNAPSHOT_EVENTS,
+        watches: Sequence[Watch] = (),
     ) -> None:
         self._bus = bus
+        self._watches = watches
         self._snapshot_events = snapshot_events
         self._holder = holder
         self._policy, self._profile = policy, profile
@@ -124,6 +127,8 @@ class Leader:
             ended = BusError("; ".join(str(error) for error in errors.exceptions))
         finally:
             gc.enable()
+            for watch in self._watches:
+                watch.ended()
             await self._journal.close()
         if ended is not None:
             raise ended
@@ -235,6 +240,8 @@ class Leader:
             group.create_task(self._tick(scheduler)),
             group.create_task(self._keep_room(scheduler, outgoing, group)),
         ]
+        for watch in self._watches:
+            watch.leads(scheduler.state, self._journal, outgoing)
 
     def _fold(self, scheduler: Scheduler, stored: StoredEvent) -> list[Command]:
         event = stored.event
@@ -244,9 +251,14 @@ class Leader:
             if self._epoch is not None and stored.sequence > self._epoch:
                 raise DeposedError
             check_version(event.code_version)
-        started_s = time.perf_counter()
+        decided_s, started_s = scheduler.state.decided_s, time.perf_counter()
         commands = scheduler.handle(event, timestamp_s=stored.timestamp_s, sequence=stored.sequence)
-        self._handling_s += time.perf_counter() - started_s
+        taken_s = time.perf_counter() - started_s
+        self._handling_s += taken_s
+        if self._epoch is not None and stored.sequence > self._epoch:
+            decided = scheduler.state.decided_s != decided_s
+            for watch in self._watches:
+                watch.folded(stored, commands, taken_s=taken_s, decided=decided)
         self._num_since_snapshot += 1
         self._newcomers.look(scheduler.state, event)
         if scheduler.decision_due:

@@ -30,6 +30,11 @@ class Outgoing:
         self._last: dict[Worker, asyncio.Task[None]] = {}
         self._pending: set[asyncio.Task[None]] = set()
 
+    @property
+    def num_pending(self) -> int:
+        """Commands that are not acked yet."""
+        return len(self._pending)
+
     async def send(self, commands: Iterable[Command]) -> None:
         """Start sending; returns at once unless too many wait for their acks."""
         for command in commands:

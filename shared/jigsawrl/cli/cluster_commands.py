@@ -35,6 +35,14 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="of this machine; none: others join with jigsaw node",
     )
     listening.add_options(up)
+    up.add_argument(
+        "--metrics",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
+        help="for Prometheus: the scheduler's there, the node's at the next port;"
+        " default: 127.0.0.1:9464",
+    )
 
     down = commands.add_parser("down", help="stop the daemon; the next one goes on with all it had")
     _add_folder(down)
@@ -161,8 +169,10 @@ def _given_address(arguments: argparse.Namespace) -> Address | None:
 
 def _up(arguments: argparse.Namespace) -> int:
     from jigsawrl.cli.daemon import detach, up
+    from jigsawrl.cli.metrics_addresses import metrics_addresses
     from jigsawrl.cli.programs import require_programs
     from jigsawrl.core.policies import POLICIES
+    from jigsawrl.observe import log_format
 
     require_programs("services")
     policy = arguments.policy or "jigsaw"
@@ -171,6 +181,11 @@ def _up(arguments: argparse.Namespace) -> int:
         raise CommandError(f"--policy {policy}: choose one of {known}", status=EXIT_BAD_INPUT)
     folder = _folder(arguments)
     listens = listening.of(arguments)
+    try:
+        log_format()
+    except ValueError as error:
+        raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
+    metrics = metrics_addresses(arguments.metrics)
     if not arguments.detach:
         return up(
             folder,
@@ -178,8 +193,11 @@ def _up(arguments: argparse.Namespace) -> int:
             profile=arguments.profile,
             devices=arguments.devices,
             listening=listens,
+            metrics=metrics,
         )
     options = ["--policy", policy, "--devices", arguments.devices]
+    if arguments.metrics is not None:
+        options += ["--metrics", *filter(None, [arguments.metrics])]
     if arguments.profile is not None:
         options += ["--profile", str(arguments.profile.resolve())]
     options += listening.as_options(arguments)

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Coroutine
 from pathlib import Path
 
 import msgspec
@@ -25,9 +25,11 @@ from jigsawrl.cli.daemon_folder import Daemon, announce, find, is_occupied, occu
 from jigsawrl.cli.disk import watch_disk
 from jigsawrl.cli.embedded import Devices, Listening, embedded_system
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
+from jigsawrl.cli.metrics_addresses import MetricsAddresses
 from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import GaveUpError, tail
 from jigsawrl.devices.gpus import find_gpus
+from jigsawrl.observe import json_line, log_format
 from jigsawrl.profile_file import read_profile
 
 UP_TIMEOUT_S = 60.0
@@ -40,7 +42,13 @@ POLL_S = 0.05
 
 
 def up(
-    folder: Path, *, policy: str, profile: Path | None, devices: Devices, listening: Listening
+    folder: Path,
+    *,
+    policy: str,
+    profile: Path | None,
+    devices: Devices,
+    listening: Listening,
+    metrics: MetricsAddresses | None = None,
 ) -> int:
     """Be the daemon until a signal; the exit status."""
     folder = folder.resolve()
@@ -48,7 +56,10 @@ def up(
     try:
         if profile is not None:
             _adopt(profile, folder, devices=devices)
-        return asyncio.run(_until_signal(folder, policy, devices, listening))
+        serving = _serve(
+            folder, policy=policy, devices=devices, listening=listening, metrics=metrics
+        )
+        return asyncio.run(_until_signal(serving))
     finally:
         withdraw(folder)
         os.close(held)
@@ -120,9 +131,9 @@ def _adopt(profile: Path, folder: Path, *, devices: Devices) -> None:
     (folder / PROFILE_FILE).write_bytes(msgspec.json.encode(checked) + b"\n")
 
 
-async def _until_signal(folder: Path, policy: str, devices: Devices, listening: Listening) -> int:
+async def _until_signal(daemon: Coroutine[None, None, int]) -> int:
     """0 after a signal: that is how a daemon ends."""
-    serving = asyncio.ensure_future(_serve(folder, policy, devices, listening))
+    serving = asyncio.ensure_future(daemon)
     told = asyncio.Event()
 
     def on_signal() -> None:
@@ -141,14 +152,22 @@ async def _until_signal(folder: Path, policy: str, devices: Devices, listening: 
         return 0
 
 
-async def _serve(folder: Path, policy: str, devices: Devices, listening: Listening) -> int:
-    say: Callable[[str], None] = lambda text: print(text, flush=True)  # noqa: E731
+async def _serve(
+    folder: Path,
+    *,
+    policy: str,
+    devices: Devices,
+    listening: Listening,
+    metrics: MetricsAddresses | None,
+) -> int:
+    say = _say if log_format() == "text" else _say_as_json
     async with embedded_system(
         folder,
         runs_folder=folder / "runs",
         policy=policy,
         devices=devices,
         listening=listening,
+        metrics=metrics,
     ) as system:
         known_by = None if listening.credentials is None else str(listening.credentials)
         announce(
@@ -158,6 +177,10 @@ async def _serve(folder: Path, policy: str, devices: Devices, listening: Listeni
             ),
         )
         say(f"up: {system.url} (folder {folder})")
+        if metrics is not None:
+            say(
+                f"metrics: scheduler at {metrics.scheduler}, node at {metrics.node} (see their logs)"
+            )
         disk = asyncio.create_task(watch_disk(folder, say, on_room=system.restart_store))
         try:
             await system.supervise(say)
@@ -170,3 +193,11 @@ async def _serve(folder: Path, policy: str, devices: Devices, listening: Listeni
             disk.cancel()
             await asyncio.gather(disk, return_exceptions=True)
     return EXIT_FAILED
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _say_as_json(text: str) -> None:
+    print(json_line(service="daemon", event=text), flush=True)

@@ -18,6 +18,7 @@ from jigsawrl.bus.base import BusError
 from jigsawrl.bus.server import LOOPBACK, EmbeddedServer, start_server
 from jigsawrl.bus.server_config import Tls
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
+from jigsawrl.cli.metrics_addresses import MetricsAddresses
 from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import Child, Program, StartError, keep_alive
 from jigsawrl.config import PipelineConfig
@@ -122,6 +123,7 @@ class EmbeddedSystem:
         policy: str,
         devices: Devices,
         credentials: Path | None,
+        metrics: MetricsAddresses | None,
     ) -> None:
         logs = folder / "logs"
         scheduler_folder, node_folder = str(folder / "scheduler"), str(folder / "node")
@@ -138,6 +140,7 @@ class EmbeddedSystem:
                 *("--policy", policy),
                 *adopted,
                 *known_by,
+                *(("--metrics", metrics.scheduler) if metrics else ()),
             ),
             log_path=logs / "scheduler.log",
         )
@@ -149,6 +152,7 @@ class EmbeddedSystem:
                 *("--runs-folder", str(runs_folder)),
                 *(("--devices", "cpu") if devices == "cpu" else ()),
                 *known_by,
+                *(("--metrics", metrics.node) if metrics else ()),
             ),
             log_path=logs / "node.log",
         )
@@ -193,6 +197,7 @@ async def embedded_system(
     policy: str,
     devices: Devices,
     listening: Listening | None = None,
+    metrics: MetricsAddresses | None = None,
 ) -> AsyncIterator[EmbeddedSystem]:
     """Start the system under `folder`; stop it at the end, whatever happened, within 5 s. Pipelines
     leave theirs under `runs_folder`. With `devices` ``cpu`` the node has CPU slots though there are
@@ -212,6 +217,7 @@ async def embedded_system(
             policy=policy,
             devices=devices,
             credentials=listening.credentials,
+            metrics=metrics,
         )
         try:
             await system.start()

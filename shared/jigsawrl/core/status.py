@@ -16,9 +16,7 @@ MAX_IDS = 8
 
 def pipeline_status(state: State, pipeline: Pipeline) -> PipelineStatus:
     """One pipeline, now."""
-    loads = num_held(pipeline, list(pipeline.tenants.values()))
-    if pipeline.open_cut is not None:
-        loads |= {rank.id: 1 for rank in pipeline.gang}
+    held = loads(pipeline)
     return PipelineStatus(
         pipeline=pipeline.name,
         state=pipeline.stage,
@@ -33,7 +31,7 @@ def pipeline_status(state: State, pipeline: Pipeline) -> PipelineStatus:
         num_trained_tokens=pipeline.num_trained_tokens,
         running_s=running_s(state, pipeline),
         waiting_for=tuple(waiting_for(state, pipeline)),
-        workers=tuple(_worker_status(t, loads[t.id]) for t in pipeline.tenants.values()),
+        workers=tuple(_worker_status(t, held[t.id]) for t in pipeline.tenants.values()),
         failure=pipeline.failure,
         paused=pipeline.paused,
         num_migrations=pipeline.num_migrations,
@@ -68,6 +66,14 @@ def _node_status(state: State, name: str) -> NodeStatus:
         clock_skew_s=said.clock_skew_s,
         refused=said.refused,
     )
+
+
+def loads(pipeline: Pipeline) -> dict[str, int]:
+    """By tenant: sequences, orders or cuts that it works on."""
+    held = num_held(pipeline, list(pipeline.tenants.values()))
+    if pipeline.open_cut is not None:
+        held |= {rank.id: 1 for rank in pipeline.gang}
+    return held
 
 
 def in_flight(pipeline: Pipeline) -> list[Group]:
