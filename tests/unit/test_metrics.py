@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 
@@ -34,13 +35,17 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def queries() -> Iterator[str]:
+def expressions() -> Iterator[str]:
     for panel in dashboard()["panels"]:
         yield from (target["expr"] for target in panel.get("targets", ()))
+    yield from (rule["expr"] for rule in rules())
+
+
+def queries() -> Iterator[str]:
+    yield from expressions()
     for variable in dashboard()["templating"]["list"]:
         if variable["type"] == "query":
             yield variable["query"]["query"]
-    yield from (rule["expr"] for rule in rules())
 
 
 def test_names_follow_the_conventions_and_are_unique() -> None:
@@ -70,7 +75,11 @@ def test_each_query_names_only_metrics_and_labels_that_exist(query: str) -> None
         if name in SERIES:
             asked |= set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
     assert asked <= known
-    assert query.count("(") == query.count(")")
+
+
+@pytest.mark.parametrize("query", sorted(set(expressions())))
+def test_each_query_is_one_that_prometheus_can_read(query: str) -> None:
+    assert promql_parser.parse(query)
 
 
 @pytest.mark.parametrize("panel", dashboard()["panels"], ids=lambda panel: panel["title"])
