@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from jigsawrl.bus.base import BusHealth
 from jigsawrl.metrics import (
     COMMAND_SECONDS,
-    COMMANDS_FAILED,
     DEAD_LETTERS_WRITTEN,
     NATS_DROPPED,
     NATS_RECONNECTS,
@@ -59,22 +58,16 @@ class CountedMetrics(TenantMetrics):
         def counter(metric: Metric) -> Counter:
             return Counter(metric.name, metric.help, metric.labels, registry=None)
 
-        self._failed = counter(COMMANDS_FAILED)
         self._health = [counter(m) for m in (NATS_RECONNECTS, NATS_DROPPED, DEAD_LETTERS_WRITTEN)]
         self._noted = BusHealth(0, 0, 0)
         self.note(self._noted)
 
     @contextlib.contextmanager
     def command(self, tag: str) -> Iterator[None]:
-        """Also of one that fails."""
+        """Not of one that fails: the process ends with it, and with that its files."""
         started_s = time.perf_counter()
-        try:
-            yield
-        except Exception:
-            self._failed.labels(*self._process, tag).inc()
-            raise
-        finally:
-            self._seconds.labels(*self._process, tag).observe(time.perf_counter() - started_s)
+        yield
+        self._seconds.labels(*self._process, tag).observe(time.perf_counter() - started_s)
 
     def note(self, health: BusHealth) -> None:
         """What is new since the last time."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from jigsawrl.bus.base import StoredEvent
@@ -19,6 +19,7 @@ from jigsawrl.contract.events import (
     SubStagesEnded,
     WorkerExited,
 )
+from jigsawrl.core.state import Pipeline
 from jigsawrl.metrics import (
     CHECKPOINT_TIME,
     COMMANDS_ISSUED,
@@ -69,9 +70,15 @@ class Meter:
         if count is not None and event.pipeline is not None:
             count(self, event.pipeline, event)
 
-    def forget(self, live: Sequence[str]) -> None:
-        """What belongs to other pipelines: theirs have ended, and series must not pile up."""
-        kept = set(live)
+    def keep_to(self, live: Iterable[Pipeline]) -> None:
+        """Forget what belongs to other pipelines, which have ended: series must not pile up. Those of
+        these begin at 0: from what first appears at 1, Prometheus sees no increase."""
+        kept = set()
+        for pipeline in live:
+            kept.add(pipeline.name)
+            self._tokens.setdefault(pipeline.name, 0)
+            for tenant in pipeline.tenants.values():
+                self._exits.setdefault((pipeline.name, tenant.role), 0)
         for counts in (self._substages, self._exits):
             for key in [key for key in counts if key[0] not in kept]:
                 del counts[key]

@@ -93,7 +93,7 @@ class SchedulerMetrics:
 
     async def _add_term(self, families: Families, term: _Term) -> None:
         state, journal, outgoing = term
-        self._meter.forget([p.name for p in state.pipelines.values() if p.live])
+        self._meter.keep_to([p for p in state.pipelines.values() if p.live])
         self._meter.add_to(families)
         families.add(LEADER_EPOCH, state.leader_epoch)
         families.add(COMMANDS_PENDING, outgoing.num_pending)

@@ -89,12 +89,6 @@ COMMAND_SECONDS = _histogram(
     "command",
     buckets=COMMAND_BUCKETS,
 )
-COMMANDS_FAILED = _counter(
-    "commands_failed",
-    "Commands that ended in an error; each ends the process.",
-    *_PROCESS,
-    "command",
-)
 
 # --- Nodes ------------------------------------------------------------------------------------------
 

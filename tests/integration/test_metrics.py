@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from jigsawrl import metrics
 from tests.integration.test_daemon import Daemon, daemon  # noqa: F401
 from tests.services.scrape import Scraped, scrape_now
+from tests.services.span_collector import collecting_spans
 
 pytestmark = pytest.mark.slow
 
@@ -87,8 +90,29 @@ def check_logs(folder: Path) -> None:
     assert warmed.items() >= known.items()
 
 
-def test_a_run_is_scraped_and_its_logs_are_json(
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What the run exports."""
+    with collecting_spans() as (endpoint, received):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        yield received
+
+
+def check_spans(spans: list[Any]) -> None:
+    """A step has those of its trainer and of the rollouts that came before it."""
+    by_trace: dict[bytes, set[str]] = {}
+    for _, span in list(spans):
+        by_trace.setdefault(span.trace_id, set()).add(span.name)
+    whole = {"prefill", "forward_backward", "optimizer"}
+    assert any(
+        whole <= names and any(n.startswith("step ") for n in names) for names in by_trace.values()
+    )
+
+
+def test_a_run_is_scraped_and_traced_and_its_logs_are_json(
     daemon: Daemon,  # noqa: F811
+    spans: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("JIGSAW_LOG", "json")
@@ -105,6 +129,7 @@ def test_a_run_is_scraped_and_its_logs_are_json(
     while not scrape_now(of_scheduler).sum(metrics.WORKER_EXITS, role="rollout"):
         assert time.monotonic() < deadline_s
         time.sleep(0.2)
+    check_spans(spans)
     daemon.ok("cancel", "tiny")
     after = scrape_now(of_scheduler)
     assert after.value(metrics.PIPELINE_STATE, pipeline="tiny", state="failed") == 1

@@ -18,6 +18,7 @@ from jigsawrl.contract import events
 from jigsawrl.contract.message import Ref, Worker
 from jigsawrl.contract.parts import SequenceFinish, SubStage
 from jigsawrl.core import invariants
+from jigsawrl.core.state import Tenant, new_pipeline
 from jigsawrl.core.status import pipeline_status
 from loadgen.bench.cluster import Cluster
 from loadgen.bench.scheduler import specs
@@ -28,6 +29,7 @@ from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.pipeline_metrics import add_cluster, add_pipeline
 from tests.services.scheduler_steps import config, start_node, status, submit, until_true
 from tests.services.scrape import Scraped, scrape
+from tests.unit.core.world import spec
 
 WORKER = Worker(id="p.rollout0", boot="b")
 
@@ -119,13 +121,20 @@ def test_what_passes_is_counted_by_pipeline_and_forgotten_with_it() -> None:
     assert found.value(metrics.GENERATED_TOKENS, pipeline="p") == 14
     assert found.value(metrics.WORKER_EXITS, pipeline="p", role="rollout") == 1
     assert found.value(metrics.CHECKPOINT_TIME, pipeline="p") == 11.0
-    meter.forget(["other"])
+    other = new_pipeline(spec("other"), b"", gang_epoch=0)
+    other.tenants["other.trainer0"] = Tenant(
+        id="other.trainer0", role="trainer", node=None, device=None
+    )
+    meter.keep_to([other])
     after = Families()
     meter.add_to(after)
-    names = {metric.name for metric in (metrics.GENERATED_TOKENS, metrics.WORKER_EXITS)}
-    names |= {metrics.CHECKPOINT_TIME.name, metrics.SUBSTAGE_SECONDS.name}
-    assert names <= found.names()
-    assert not names & told(after).names()
+    rest = told(after)
+    for metric in (metrics.GENERATED_TOKENS, metrics.WORKER_EXITS, metrics.CHECKPOINT_TIME):
+        assert metric.name in found.names()
+        assert rest.sum(metric, pipeline="p") == 0
+    assert metrics.SUBSTAGE_SECONDS.name not in rest.names()
+    assert rest.value(metrics.WORKER_EXITS, pipeline="other", role="trainer") == 0
+    assert rest.value(metrics.GENERATED_TOKENS, pipeline="other") == 0
 
 
 def test_the_state_is_told_as_status_tells_it() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from jigsawrl.bus.base import StoredEvent
 from jigsawrl.contract.events import Event, SubStagesEnded, VersionPublished
@@ -19,6 +15,7 @@ from jigsawrl.contract.message import Ref, Worker
 from jigsawrl.contract.parts import SubStage
 from jigsawrl.core.state import State, new_pipeline
 from services.scheduler.spans import SpanWatch
+from tests.services.span_collector import collecting_spans
 from tests.unit.core.world import spec
 
 WORKER = Worker(id="p.trainer0", boot="b")
@@ -27,30 +24,9 @@ WORKER = Worker(id="p.trainer0", boot="b")
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Spans that were exported, as (service, span)."""
-    received: list[Any] = []
-
-    class Collect(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                names = {a.key: a.value.string_value for a in resource.resource.attributes}
-                for scope in resource.scope_spans:
-                    received.extend((names["service.name"], span) for span in scope.spans)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Not on the test's output."""
-
-    with HTTPServer(("127.0.0.1", 0), Collect) as server:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with collecting_spans() as (endpoint, received):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         yield received
-        server.shutdown()
-        thread.join()
 
 
 def state() -> State:
