@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,3 +148,12 @@ def test_an_address_is_read_and_written(text: str, address: tuple[str, int]) -> 
 def test_what_is_no_address_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match=f"^--metrics {text}: "):
         parse_address(text, "--metrics")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on this machine")
+def test_alerts_fire_when_they_should_and_not_otherwise() -> None:
+    rules_test = DEPLOY / "prometheus" / "alerts_test.yml"
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(rules_test)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

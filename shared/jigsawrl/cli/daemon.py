@@ -29,7 +29,6 @@ from jigsawrl.cli.metrics_addresses import MetricsAddresses
 from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import GaveUpError, tail
 from jigsawrl.devices.gpus import find_gpus
-from jigsawrl.observe import json_line, log_format
 from jigsawrl.profile_file import read_profile
 
 UP_TIMEOUT_S = 60.0
@@ -160,6 +159,8 @@ async def _serve(
     listening: Listening,
     metrics: MetricsAddresses | None,
 ) -> int:
+    from jigsawrl.observe import log_format  # structlog comes with the programs
+
     say = _say if log_format() == "text" else _say_as_json
     async with embedded_system(
         folder,
@@ -200,4 +201,6 @@ def _say(text: str) -> None:
 
 
 def _say_as_json(text: str) -> None:
+    from jigsawrl.observe import json_line
+
     print(json_line(service="daemon", event=text), flush=True)
