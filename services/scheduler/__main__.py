@@ -88,7 +88,7 @@ async def _main(options: argparse.Namespace) -> int:
         prefix=options.prefix,
         credentials=credentials_of(options, "scheduler"),
     )
-    metrics = SchedulerMetrics(bus, holder=holder, folder=options.state_dir)
+    metrics = SchedulerMetrics(bus, host=socket.gethostname(), folder=options.state_dir)
     watches: list[Watch] = [] if address is None else [metrics]
     spans = _span_watch()
     watches += [] if spans is None else [spans]

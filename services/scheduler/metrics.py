@@ -51,9 +51,11 @@ class _Term(NamedTuple):
 class SchedulerMetrics:
     """Of one process."""
 
-    def __init__(self, bus: Bus, *, holder: str, folder: Path) -> None:
+    def __init__(self, bus: Bus, *, host: str, folder: Path) -> None:
+        """`host` stands where a tenant's id would: not what names this process alone, which would make
+        new series at each restart."""
         self._bus = bus
-        self._holder = holder
+        self._host = host
         self._folder = folder
         self._meter = Meter()
         self._term: _Term | None = None
@@ -81,7 +83,7 @@ class SchedulerMetrics:
     async def gather(self) -> Families:
         """All that this process knows now."""
         families = Families()
-        families.add_health(self._bus.health, "", "scheduler", self._holder)
+        families.add_health(self._bus.health, "", "scheduler", self._host)
         await asyncio.to_thread(add_disk, families, "scheduler", self._folder)
         if self._term is not None:
             await self._look_at_streams(self._term.state)

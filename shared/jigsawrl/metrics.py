@@ -66,7 +66,8 @@ SUBSTAGE_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 10
 COMMAND_BUCKETS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
 _PROCESS = ("pipeline", "role", "worker")
-"""Who tells it: a tenant; pipeline is empty for a scheduler or node."""
+"""Who tells it: a tenant. Of a scheduler `worker` is its host, of a node its name, and neither has a
+pipeline."""
 
 # --- Each process (scheduler, node, tenants) ----------------------------------------------------------
 

@@ -168,7 +168,7 @@ def test_the_state_is_told_as_status_tells_it() -> None:
 async def test_a_leader_is_scraped_and_a_deposed_one_tells_only_that(
     bus: NatsBus, tmp_path: Path
 ) -> None:
-    watch = SchedulerMetrics(bus, holder="s", folder=tmp_path)
+    watch = SchedulerMetrics(bus, host="s", folder=tmp_path)
     leader = Leader(bus, holder="s", folder=tmp_path, watches=[watch])
     async with serve(("127.0.0.1", 0), watch.gather) as url:
         assert url is not None
@@ -205,7 +205,7 @@ async def test_a_leader_is_scraped_and_a_deposed_one_tells_only_that(
 async def test_without_nats_the_rest_is_told(
     own_server: EmbeddedServer, own_bus: NatsBus, tmp_path: Path
 ) -> None:
-    watch = SchedulerMetrics(own_bus, holder="s", folder=tmp_path)
+    watch = SchedulerMetrics(own_bus, host="s", folder=tmp_path)
     leader = Leader(own_bus, holder="s", folder=tmp_path, watches=[watch])
     task = asyncio.ensure_future(leader.lead())
     try:
