@@ -1,12 +1,14 @@
 """Serves metrics to Prometheus: ``http://HOST:PORT/metrics`` of one process.
 
-Scheduler and node call `serve`. prometheus-client's own server answers on a thread; what is told is
-gathered on the event loop, where the state it is read from changes, as `Families`: plain values under
-the names of `jigsawrl.metrics`. A service that can't listen says so and works on: no run ends for that.
+Scheduler and node call `serve_metrics`. prometheus-client's own server answers on a thread; what is
+told is gathered on the event loop, where the state it is read from changes, as `Families`: plain values
+under the names of `jigsawrl.metrics`. A service that can't listen says so and works on: no run ends for
+that.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import shutil
@@ -36,6 +38,7 @@ from jigsawrl.metrics import (
     NATS_RECONNECTS,
     Metric,
     format_address,
+    parse_address,
 )
 
 log = structlog.get_logger()
@@ -43,6 +46,23 @@ log = structlog.get_logger()
 GATHER_TIMEOUT_S = 5.0
 """A loop that is busy for longer answers no scrape: Prometheus sees the target as down. Within the 10 s
 that Prometheus waits."""
+
+
+def add_metrics(parser: argparse.ArgumentParser) -> None:
+    """The option of a service that serves metrics."""
+    parser.add_argument(
+        "--metrics",
+        type=_address,
+        metavar="HOST:PORT",
+        help="serve metrics there; port 0: a free one, see the log; default: none are served",
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class Histogram:
@@ -150,7 +170,7 @@ class Merged(Collector):
 
 
 @contextlib.asynccontextmanager
-async def serve(
+async def serve_metrics(
     address: tuple[str, int] | None, gather: Gather, *others: Collector
 ) -> AsyncIterator[str | None]:
     """Serve what `gather` gives, and what other collectors do, as long as the block lasts; the URL, or

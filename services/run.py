@@ -298,21 +298,18 @@ def parser(role: str) -> argparse.ArgumentParser:
 def main(make: Callable[[Context], Tenant], arguments: argparse.Namespace, *, role: str) -> None:
     """Run one tenant process to its end and exit with its status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    worker_id = arguments.worker or f"{arguments.pipeline}.{role}-{uuid.uuid4().hex[:6]}"
-    configure_logging(service=role, pipeline=arguments.pipeline, worker=worker_id)
-    status = run_program(_main(make, arguments, role=role, worker_id=worker_id))
+    arguments.worker = arguments.worker or f"{arguments.pipeline}.{role}-{uuid.uuid4().hex[:6]}"
+    configure_logging(service=role, pipeline=arguments.pipeline, worker=arguments.worker)
+    status = run_program(_main(make, arguments, role=role))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # tearing torch down takes seconds, and there is nothing left to do
 
 
 async def _main(
-    make: Callable[[Context], Tenant],
-    arguments: argparse.Namespace,
-    *,
-    role: str,
-    worker_id: str,
+    make: Callable[[Context], Tenant], arguments: argparse.Namespace, *, role: str
 ) -> int:
+    worker_id: str = arguments.worker
     bus = await connect(
         arguments.url,
         name=worker_id,

@@ -10,16 +10,15 @@ import uuid
 from functools import partial
 from pathlib import Path
 
+from jigsawrl.bus.base import Bus
 from jigsawrl.bus.client import connect
 from jigsawrl.contract.message import Worker
-from jigsawrl.contract.spec import Device
 from jigsawrl.contract.streams import check_name
 from jigsawrl.devices.cpu import CpuActuator
 from jigsawrl.devices.undivided import UndividedActuator
-from jigsawrl.metrics import parse_address
 from jigsawrl.observe import configure_logging
 from services.credentials import add_credentials, credentials_of
-from services.exposition import serve
+from services.exposition import add_metrics, serve_metrics
 from services.node.devices import discover
 from services.node.metrics import NodeMetrics, TenantFiles, empty_folder
 from services.node.node import Node
@@ -40,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--runs-folder", required=True, type=Path, help="trainers write into DIR/<pipeline>"
     )
+    add_metrics(parser)
     parser.add_argument("--node", default="node0", help="this node's name")
     parser.add_argument("--devices", help="choice of devices: cpu, or for example cpu:0,cpu:1")
     parser.add_argument("--prefix", default="jig", help="first token of all subjects")
@@ -50,11 +50,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="from SIGTERM on, to hand over what is here; default: none",
     )
-    parser.add_argument(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="serve metrics there (port 0: a free one; see the log)",
-    )
     add_credentials(parser)
     return parser
 
@@ -63,11 +58,8 @@ def main() -> int:
     """Run a node until SIGTERM or SIGINT."""
     arguments = _parser().parse_args()
     configure_logging(service="node", worker=arguments.node)
-    address = None
     try:
         check_name(arguments.node, "--node")
-        if arguments.metrics is not None:
-            address = parse_address(arguments.metrics, "--metrics")
         devices = discover(arguments.node, arguments.devices)
         folder_id(arguments.runs_folder)
         arguments.state_dir.mkdir(parents=True, exist_ok=True)
@@ -77,55 +69,68 @@ def main() -> int:
     except OSError as error:
         print(f"{error.filename} can't be written: {error.strerror}", file=sys.stderr)
         return 2
-    return run_program(_main(arguments, devices, address))
+    identity = Worker(id=arguments.node, boot=uuid.uuid4().hex[:12])
+
+    async def serve() -> int:
+        credentials = credentials_of(arguments, "node")
+        bus = await connect(
+            arguments.url,
+            name=arguments.node,
+            prefix=arguments.prefix,
+            timeout_s=CONNECT_TIMEOUT_S,
+            credentials=credentials,
+        )
+        node = Node(
+            bus,
+            identity,
+            devices,
+            actuators={"cpu": CpuActuator(), "cuda": UndividedActuator("cuda")},
+            tenant_environment=_counting(arguments),
+            url=arguments.url,
+            state_folder=arguments.state_dir,
+            runs_folder=arguments.runs_folder,
+            credentials_folder=None if credentials is None else credentials.path.parent.resolve(),
+        )
+        notice_s = arguments.notice
+        try:
+            async with _metrics(arguments, bus, node):
+                await until_told_to_stop(
+                    node.live(),
+                    deadline_s=STOP_DEADLINE_S,
+                    take_leave=partial(node.take_leave, notice_s) if notice_s > 0 else None,
+                )
+        finally:
+            # Tenants are stopped even where the bus is away: the goodbye alone has a deadline.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(node.stop("told to stop"), GOODBYE_DEADLINE_S)
+            await bus.close()
+        return 0 if node.sent_away is None else 1
+
+    return run_program(serve())
 
 
-async def _main(
-    arguments: argparse.Namespace, devices: tuple[Device, ...], address: tuple[str, int] | None
-) -> int:
-    credentials = credentials_of(arguments, "node")
-    bus = await connect(
-        arguments.url,
-        name=arguments.node,
-        prefix=arguments.prefix,
-        timeout_s=CONNECT_TIMEOUT_S,
-        credentials=credentials,
-    )
-    counted = arguments.state_dir / "metrics"
-    environment = {}
-    if address is not None:
-        environment[FOLDER_VARIABLE] = str(empty_folder(counted).resolve())
-    node = Node(
-        bus,
-        Worker(id=arguments.node, boot=uuid.uuid4().hex[:12]),
-        devices,
-        actuators={"cpu": CpuActuator(), "cuda": UndividedActuator("cuda")},
-        url=arguments.url,
-        state_folder=arguments.state_dir,
-        runs_folder=arguments.runs_folder,
-        credentials_folder=None if credentials is None else credentials.path.parent.resolve(),
-        tenant_environment=environment,
-    )
+def _counting(arguments: argparse.Namespace) -> dict[str, str]:
+    """What tenants are told, who count only where somebody may ask."""
+    if arguments.metrics is None:
+        return {}
+    return {FOLDER_VARIABLE: str(empty_folder(_counted(arguments)))}
+
+
+def _counted(arguments: argparse.Namespace) -> Path:
+    folder: Path = arguments.state_dir
+    return folder.resolve() / "metrics"
+
+
+def _metrics(
+    arguments: argparse.Namespace, bus: Bus, node: Node
+) -> contextlib.AbstractAsyncContextManager[str | None]:
     metrics = NodeMetrics(
         arguments.node,
         node.running,
         health=lambda: bus.health,
         places={"node": arguments.state_dir, "runs": arguments.runs_folder},
     )
-    notice_s = arguments.notice
-    try:
-        async with serve(address, metrics.gather, TenantFiles(counted)):
-            await until_told_to_stop(
-                node.live(),
-                deadline_s=STOP_DEADLINE_S,
-                take_leave=partial(node.take_leave, notice_s) if notice_s > 0 else None,
-            )
-    finally:
-        # Tenants are stopped even where the bus is away: the goodbye alone has a deadline.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(node.stop("told to stop"), GOODBYE_DEADLINE_S)
-        await bus.close()
-    return 0 if node.sent_away is None else 1
+    return serve_metrics(arguments.metrics, metrics.gather, TenantFiles(_counted(arguments)))
 
 
 if __name__ == "__main__":

@@ -63,16 +63,16 @@ class Node:
         devices: tuple[Device, ...],
         *,
         actuators: Mapping[str, Actuator],
+        tenant_environment: Mapping[str, str] = MappingProxyType({}),
         url: str,
         state_folder: Path,
         runs_folder: Path,
         credentials_folder: Path | None = None,
-        tenant_environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`tenant_environment`: variables that every tenant gets."""
-        self._tenant_environment = tenant_environment
         self._bus = bus
         self._identity = identity
+        self._tenant_environment = tenant_environment
         self._devices = {device.id: device for device in devices}
         self._url = url
         self._runs_folder = runs_folder

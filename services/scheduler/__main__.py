@@ -19,11 +19,10 @@ from jigsawrl.bus.base import Bus
 from jigsawrl.bus.client import connect
 from jigsawrl.contract.profile import DeviceProfile
 from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
-from jigsawrl.metrics import parse_address
 from jigsawrl.observe import configure_logging
 from jigsawrl.profile_file import read_profile
 from services.credentials import add_credentials, credentials_of
-from services.exposition import serve
+from services.exposition import add_metrics, serve_metrics
 from services.scheduler.leader import DeposedError, Leader
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.watching import Watch
@@ -41,7 +40,6 @@ STANDBY_S = 1.0
 HANDOVER_S = 2.0
 """For the last snapshot of one that is told to stop; nested in `STOP_DEADLINE_S`."""
 
-
 SPANS_CLOSE_S = 0.5
 """For the last spans of a process that ends: who collects them may be gone."""
 
@@ -55,32 +53,26 @@ def main() -> None:
     arguments.add_argument(
         "--state-dir", required=True, type=Path, help="for segment files and snapshots"
     )
+    add_metrics(arguments)
     arguments.add_argument("--prefix", default="jig", help="first token of all subjects")
     arguments.add_argument("--policy", default=DEFAULT_POLICY, choices=sorted(POLICIES))
     arguments.add_argument(
         "--profile", type=Path, metavar="FILE", help="of the devices, by `jigsaw profile`"
     )
     add_credentials(arguments)
-    arguments.add_argument(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="serve metrics there (port 0: a free one; see the log)",
-    )
     options = arguments.parse_args()
     configure_logging(service="scheduler")
     sys.exit(run_program(_main(options)))
 
 
 async def _main(options: argparse.Namespace) -> int:
-    profile, address = None, None
-    try:
-        if options.profile is not None:
-            profile = _profile(options.profile)
-        if options.metrics is not None:
-            address = parse_address(options.metrics, "--metrics")
-    except ValueError as error:
-        print(f"services.scheduler: {error}", file=sys.stderr)
-        return 2
+    profile = None
+    if options.profile is not None:
+        try:
+            profile = read_profile(options.profile, device_kind=None)
+        except ValueError as error:
+            print(f"services.scheduler: --profile {error}", file=sys.stderr)
+            return 2
     holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     bus = await connect(
         options.url,
@@ -88,20 +80,29 @@ async def _main(options: argparse.Namespace) -> int:
         prefix=options.prefix,
         credentials=credentials_of(options, "scheduler"),
     )
+    try:
+        await _serve(bus, holder, options, profile)
+    finally:
+        await bus.close()
+    return 0
+
+
+async def _serve(
+    bus: Bus, holder: str, options: argparse.Namespace, profile: DeviceProfile | None
+) -> None:
+    """Live, with those who look on."""
     metrics = SchedulerMetrics(bus, host=socket.gethostname(), folder=options.state_dir)
-    watches: list[Watch] = [] if address is None else [metrics]
+    watches: list[Watch] = [] if options.metrics is None else [metrics]
     spans = _span_watch()
     watches += [] if spans is None else [spans]
     try:
-        async with serve(address, metrics.gather):
+        async with serve_metrics(options.metrics, metrics.gather):
             await until_told_to_stop(_live(bus, holder, options, profile, watches))
     finally:
-        await bus.close()
         if spans is not None:
             closing = threading.Thread(target=spans.close, daemon=True)
             closing.start()
             await asyncio.to_thread(closing.join, SPANS_CLOSE_S)
-    return 0
 
 
 def _span_watch() -> SpanWatch | None:
@@ -114,13 +115,6 @@ def _span_watch() -> SpanWatch | None:
         log.warning("exports no spans", reason=f"{error}: pip install jigsawrl[otel]")
         return None
     return SpanWatch()
-
-
-def _profile(path: Path) -> DeviceProfile:
-    try:
-        return read_profile(path, device_kind=None)
-    except ValueError as error:
-        raise ValueError(f"--profile {error}") from None
 
 
 async def _live(

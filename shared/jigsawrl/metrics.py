@@ -218,14 +218,14 @@ METRICS: tuple[Metric, ...] = tuple(
 )
 
 
-def parse_address(text: str, what: str) -> tuple[str, int]:
-    """``127.0.0.1:9464`` or ``[::1]:9464``; raises ValueError, which begins with `what`."""
+def parse_address(text: str) -> tuple[str, int]:
+    """``127.0.0.1:9464`` or ``[::1]:9464``; raises ValueError."""
     host, separator, digits = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not digits.isascii() or not digits.isdigit():
-        raise ValueError(f"{what} {text}: give HOST:PORT, as in {DEFAULT_ADDRESS}")
+        raise ValueError(f"{text}: give HOST:PORT, as in {DEFAULT_ADDRESS}")
     if int(digits) > 65535:
-        raise ValueError(f"{what} {text}: a port is 65535 at most")
+        raise ValueError(f"{text}: a port is 65535 at most")
     return host, int(digits)
 
 

@@ -22,7 +22,7 @@ from jigsawrl.core.state import Tenant, new_pipeline
 from jigsawrl.core.status import pipeline_status
 from loadgen.bench.cluster import Cluster
 from loadgen.bench.scheduler import specs
-from services.exposition import Families, Histogram, serve
+from services.exposition import Families, Histogram, serve_metrics
 from services.scheduler.leader import DeposedError, Leader
 from services.scheduler.meter import Meter
 from services.scheduler.metrics import SchedulerMetrics
@@ -170,7 +170,7 @@ async def test_a_leader_is_scraped_and_a_deposed_one_tells_only_that(
 ) -> None:
     watch = SchedulerMetrics(bus, host="s", folder=tmp_path)
     leader = Leader(bus, holder="s", folder=tmp_path, watches=[watch])
-    async with serve(("127.0.0.1", 0), watch.gather) as url:
+    async with serve_metrics(("127.0.0.1", 0), watch.gather) as url:
         assert url is not None
         assert (await scrape(url)).value(metrics.LEADS) == 0
         task = asyncio.ensure_future(leader.lead())
@@ -231,7 +231,7 @@ async def test_a_port_that_is_taken_costs_the_metrics_and_nothing_else(
         return Families()
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        async with serve(taken.getsockname(), nothing) as url:
+        async with serve_metrics(taken.getsockname(), nothing) as url:
             assert url is None
 
 
@@ -239,7 +239,7 @@ async def test_a_loop_that_fails_to_gather_is_a_target_that_is_down() -> None:
     async def broken() -> Families:
         raise ValueError("no")
 
-    async with serve(("127.0.0.1", 0), broken) as url:
+    async with serve_metrics(("127.0.0.1", 0), broken) as url:
         assert url is not None
         with pytest.raises(OSError, match="500"):
             await scrape(url)

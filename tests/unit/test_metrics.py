@@ -140,14 +140,14 @@ def test_the_page_on_operations_lists_every_metric_and_alert_and_no_other() -> N
     ],
 )
 def test_an_address_is_read_and_written(text: str, address: tuple[str, int]) -> None:
-    assert parse_address(text, "--metrics") == address
+    assert parse_address(text) == address
     assert format_address(*address) == text
 
 
 @pytest.mark.parametrize("text", ["9464", ":9464", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000"])
 def test_what_is_no_address_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ValueError, match=f"^--metrics {text}: "):
-        parse_address(text, "--metrics")
+    with pytest.raises(ValueError, match=f"^{text}: "):
+        parse_address(text)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on this machine")

@@ -23,14 +23,14 @@ def metrics_addresses(wanted: str | None) -> MetricsAddresses | None:
     if wanted is None:
         return None
     try:
-        host, port = parse_address(wanted or DEFAULT_ADDRESS, "--metrics")
+        host, port = parse_address(wanted or DEFAULT_ADDRESS)
         ports = (port, port + 1 if port else 0)
         if ports[1] > 65535:
-            raise ValueError(f"--metrics {wanted}: the node's port would be {ports[1]}")
+            raise ValueError(f"{wanted}: the node's port would be {ports[1]}")
         for one in ports:
             _check_free(host, one)
     except ValueError as error:
-        raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
+        raise CommandError(f"--metrics {error}", status=EXIT_BAD_INPUT) from None
     return MetricsAddresses(*(format_address(host, one) for one in ports))
 
 
@@ -42,4 +42,4 @@ def _check_free(host: str, port: int) -> None:
             tried.bind(address)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ValueError(f"--metrics {format_address(host, port)}: {reason}") from None
+        raise ValueError(f"{format_address(host, port)}: {reason}") from None

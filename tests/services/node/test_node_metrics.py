@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from jigsawrl import metrics
 from jigsawrl.bus.base import BusHealth
-from services.exposition import serve
+from services.exposition import serve_metrics
 from services.node.metrics import NodeMetrics, TenantFiles, empty_folder, labels_of
 from services.tenant_metrics import FOLDER_VARIABLE, TenantMetrics
 from tests.services.scrape import Scraped, scrape
@@ -103,7 +103,7 @@ async def test_a_node_tells_what_its_tenants_use_and_how_much_room_there_is(
         places={"runs": tmp_path / "not" / "made", "node": tmp_path},
     )
     files = TenantFiles(empty_folder(tmp_path / "metrics"))
-    async with serve(("127.0.0.1", 0), of_node.gather, files) as url:
+    async with serve_metrics(("127.0.0.1", 0), of_node.gather, files) as url:
         assert url is not None
         found = await scrape(url)
     assert found.value(metrics.NODE_TENANTS, node="n") == 2
