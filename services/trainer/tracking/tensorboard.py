@@ -1,13 +1,15 @@
 """Event files for TensorBoard, in ``tensorboard/`` of the pipeline's folder, written by tensorboardX:
 TensorBoard itself brings a web server and forty times the code to write the same records.
 
-Each process writes one file anew with all points that stand, and deletes older ones: so no version is
+Each process writes one file anew with all points that stand, and empties older ones: so no version is
 there twice, whatever was trained again. The file begins with a mark that has a viewer which is open
-forget what it read before.
+forget what it read before. The trap: such a viewer never gets past a file that is gone, so one is
+deleted only when the next process finds it empty.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +35,10 @@ class TensorBoard:
         """See `Tracker.begin`."""
         self._folder.mkdir(exist_ok=True)
         for path in self._folder.glob("*.tfevents.*"):
-            path.unlink()
+            if path.stat().st_size:
+                os.truncate(path, 0)
+            else:
+                path.unlink()
         self._writer = EventsWriter(str(self._folder / "events"))
         self._writer.write_event(Event(step=0, session_log=SessionLog(status=SessionLog.START)))
         for point in points:

@@ -74,9 +74,13 @@ class Wandb:
         self._run.log({"version": point.version, **point.values})
 
     def close(self) -> None:
-        """See `Tracker.close`."""
+        """See `Tracker.close`. A run that is finished may not be on disk yet: the process that writes
+        it is waited for, too."""
         if self._run is not None:
+            import wandb
+
             self._run.finish()
+            wandb.teardown()
 
 
 def _id(path: Path) -> str:

@@ -109,7 +109,9 @@ def _reword(text: str, data: dict[str, Any]) -> str:
     if what.startswith("Invalid enum value"):
         allowed = ", ".join(json.dumps(value) for value in literals_at(path, data))
         what = f"{what.removeprefix('Invalid enum value').strip()} is none of {allowed}"
-    what = what.replace("`object`", "a table").replace("Expected", "expected", 1)
+    for table in ("`object`", "`object | null`"):
+        what = what.replace(table, "a table")
+    what = what.replace("Expected", "expected", 1)
     return f"{path}: {what}" if path else what
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from jigsawrl.cli.config_file import load_config, to_json, to_toml
 from jigsawrl.cli.errors import ConfigError
 from jigsawrl.config import JsonlTaskConfig, LinearScheduleConfig, PathModelConfig
 from jigsawrl.config_algorithm import CriticConfig, GRPOConfig, PPOClipConfig, PPOConfig
+from jigsawrl.config_tracking import TrackingConfig, WandbConfig
 from tests.unit.cli.files import PIPELINE, write_checkpoint, write_pipeline, write_safetensors
 
 
@@ -347,3 +349,30 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     override = 'model={type = "path", path = "checkpoint"}'
     text = complaint(write_pipeline(tmp_path), override)
     assert "model-00001-of-00001.safetensors: No such file" in text
+
+
+def test_trackers_are_switched_on_beside_what_the_file_says(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    assert load_config(path).tracking is None
+    both = load_config(path, trackers=["tensorboard", "wandb"]).tracking
+    assert both == TrackingConfig(tensorboard=True, wandb=WandbConfig(project="jigsawrl"))
+    path.write_text(path.read_text() + '\n[tracking.wandb]\nproject = "mine"\n')
+    kept = load_config(path, trackers=["wandb"]).tracking
+    assert kept == TrackingConfig(wandb=WandbConfig(project="mine"))
+    with pytest.raises(ConfigError, match=r"tracking: expected a table"):
+        load_config(path, overrides=["tracking=1"], trackers=["wandb"])
+    with pytest.raises(ConfigError, match=r"tracking\.tensorbord: unknown key; did you mean"):
+        load_config(path, overrides=["tracking.tensorbord=true"])
+
+
+def test_a_tracker_whose_package_is_missing_is_refused_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_pipeline(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    load_config(path, trackers=["tensorboard"])
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, trackers=["wandb"])
+    assert str(caught.value) == (
+        f"{path}: tracking.wandb: wandb is missing: pip install 'jigsawrl[tracking]'"
+    )

@@ -68,6 +68,7 @@ def test_bad_input_is_one_line_and_status_2_and_nothing_is_started(
         (["p.toml", "--resume", "{folder}"], "PIPELINE.toml has no effect with --resume"),
         (["--resume", "{folder}", "--set", "seed=1"], "--set has no effect with --resume"),
         (["--resume", "{folder}", "--name", "x"], "--name has no effect with --resume"),
+        (["--resume", "{folder}", "--track", "wandb"], "--track has no effect with --resume"),
         (["--resume", "{folder}", "--policy", "best"], "--policy has no effect with --resume"),
     ],
 )

@@ -76,6 +76,23 @@ async def test_event_files_hold_each_version_once_whatever_was_trained_again(
     assert rest[0].wall_time == 1e9 + 1
 
 
+async def test_a_viewer_that_is_open_gets_past_older_files(tmp_path: Path) -> None:
+    older, oldest = (
+        tmp_path / "tensorboard" / f"events.out.tfevents.100000000{n}.h" for n in (2, 1)
+    )
+    older.parent.mkdir()
+    older.write_bytes(b"what an earlier trainer wrote")
+    oldest.touch()
+    tracking = build_tracking(config(tensorboard=True), tmp_path)
+    assert tracking is not None
+    tracking.begin([])
+    await tracking.close(timeout_s=10)
+    assert older.stat().st_size == 0
+    assert not oldest.exists()
+    names = sorted(path.name for path in older.parent.iterdir())
+    assert (names[0], len(names)) == (older.name, 2), "a viewer goes on with what is next by name"
+
+
 async def test_an_offline_run_holds_each_version_once_under_one_id(tmp_path: Path) -> None:
     ids = set()
     for cut, versions in ((0, (1, 2)), (1, (2, 3))):
