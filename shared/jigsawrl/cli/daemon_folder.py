@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from pathlib import Path
 
 import msgspec
 
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
+from jigsawrl.cli.file_systems import MOUNTS, network_file_system
 from jigsawrl.cli.run_folder import lock
 
 DAEMON_FILE = "daemon.json"
@@ -38,9 +40,9 @@ def default_folder() -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "jigsaw"
 
 
-def occupy(folder: Path) -> int:
+def occupy(folder: Path, *, mounts: Path = MOUNTS) -> int:
     """Make the folder and lock it; the descriptor, with which the lock ends. Raises `CommandError`
-    where it can't be made, or a daemon has it."""
+    where it can't be made, or a daemon has it, or may have it on another machine."""
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -48,7 +50,26 @@ def occupy(folder: Path) -> int:
             f"{folder} can't be made: {error.strerror}; choose another --folder",
             status=EXIT_BAD_INPUT,
         ) from None
-    return lock(folder, holder="daemon", remedy=f"jigsaw down --folder {folder}")
+    held = lock(folder, holder="daemon", remedy=f"jigsaw down --folder {folder}")
+    try:
+        _check_other_machines(folder, mounts)
+    except CommandError:
+        os.close(held)
+        raise
+    return held
+
+
+def _check_other_machines(folder: Path, mounts: Path) -> None:
+    """Two servers on one store destroy it, and the lock may say nothing of another machine's. A daemon
+    that ended in order has withdrawn."""
+    kind = network_file_system(folder, mounts=mounts)
+    daemon = None if kind is None else last_announced(folder)
+    if daemon is not None and daemon.host not in ("", socket.gethostname()):
+        raise CommandError(
+            f"a daemon was up in {folder} on {daemon.host}, and on {kind} its lock may not be seen here:"
+            f" run jigsaw down there, or delete {folder / DAEMON_FILE} if it is dead",
+            status=EXIT_BAD_INPUT,
+        )
 
 
 def announce(folder: Path, daemon: Daemon) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from jigsawrl.cli.daemon_folder import Daemon, announce, default_folder, find, occupy, withdraw
 from jigsawrl.cli.errors import CommandError
+from jigsawrl.cli.file_systems import network_file_system
 
 UP = Daemon(url="nats://127.0.0.1:1", pid=os.getpid())
 
@@ -47,3 +48,34 @@ def test_the_folder_is_the_one_that_is_asked_for(monkeypatch: pytest.MonkeyPatch
     assert default_folder() == Path("/state/jigsaw")
     monkeypatch.setenv("JIGSAW_FOLDER", "/mine")
     assert default_folder() == Path("/mine")
+
+
+def test_a_network_disk_is_known_by_its_innermost_mount(tmp_path: Path) -> None:
+    mounts = write_mounts(tmp_path)
+    assert network_file_system(tmp_path / "a" / "b", mounts=mounts) == "nfs4"
+    assert network_file_system(tmp_path / "a" / "local", mounts=mounts) is None
+    assert network_file_system(Path("/"), mounts=mounts) is None
+    assert network_file_system(Path("/"), mounts=tmp_path / "none") is None
+
+
+def test_a_store_that_another_machine_may_serve_is_refused_on_a_network_disk(
+    tmp_path: Path,
+) -> None:
+    folder, mounts = tmp_path / "a", write_mounts(tmp_path)
+    os.close(occupy(folder, mounts=mounts))
+    announce(folder, Daemon(url="nats://127.0.0.1:1", pid=1, host="elsewhere"))
+    os.close(occupy(folder))  # no network disk: the lock is enough
+    with pytest.raises(CommandError, match=r"on elsewhere, and on nfs4 .*run jigsaw down there"):
+        occupy(folder, mounts=mounts)
+    withdraw(folder)
+    os.close(occupy(folder, mounts=mounts))
+
+
+def write_mounts(folder: Path) -> Path:
+    """As the kernel lists them: the folder's ``a`` comes from a server, ``a/local`` does not."""
+    path = folder / "mounts"
+    path.write_text(
+        f"/dev/sda / ext4 rw 0 0\nserver:/x {folder}/a nfs4 rw 0 0\n"
+        f"/dev/sdb {folder}/a/local xfs rw 0 0\n"
+    )
+    return path

@@ -17,7 +17,7 @@ from jigsawrl import __version__
 from jigsawrl.bus.facts import ServerFacts, StreamFacts
 from jigsawrl.cli.checks.cluster import check_cluster, check_server, check_status, check_streams
 from jigsawrl.cli.checks.finding import Finding
-from jigsawrl.cli.checks.folder import check_folder, file_system, processes_of
+from jigsawrl.cli.checks.folder import check_folder, processes_of
 from jigsawrl.cli.checks.machine import check_machine
 from jigsawrl.cli.daemon_folder import Daemon, announce, occupy
 from jigsawrl.cli.main import main
@@ -248,16 +248,6 @@ def test_a_daemon_that_starts_and_one_on_another_machine_are_told_apart(tmp_path
     (tmp_path / "daemon.json").write_text("[]")
     assert states(check_folder(tmp_path), "daemon") == ["failed"]
     os.close(held)
-
-
-def test_the_kind_of_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text(
-        f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n/dev/sdb /other xfs rw 0 0\n"
-    )
-    assert file_system(tmp_path / "a", mounts=mounts) == "nfs4"
-    assert file_system(Path("/"), mounts=mounts) == "ext4"
-    assert file_system(Path("/"), mounts=tmp_path / "none") is None
 
 
 # --- The command ---------------------------------------------------------------------------------

@@ -21,21 +21,7 @@ from jigsawrl.bus.server import needed_store_bytes
 from jigsawrl.cli.checks.finding import Finding, failed, ok, warning
 from jigsawrl.cli.daemon_folder import Daemon, is_occupied, last_announced
 from jigsawrl.cli.errors import CommandError
-
-NETWORK_FILE_SYSTEMS = (
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "9p",
-    "ceph",
-    "fuse.sshfs",
-    "lustre",
-    "beegfs",
-)
-"""On these a lock may hold on one machine only, and a store is slow."""
-
-MOUNTS = Path("/proc/self/mounts")
+from jigsawrl.cli.file_systems import network_file_system
 
 SINGLE = {
     "nats-server": ("-c", "nats/nats-server.conf"),
@@ -67,8 +53,8 @@ def check_folder(folder: Path) -> Iterator[Finding]:
     writable = _check_writable(folder, existing)
     yield writable
     yield _check_free(folder, shutil.disk_usage(existing).free)
-    kind = file_system(existing)
-    if kind in NETWORK_FILE_SYSTEMS:
+    kind = network_file_system(existing)
+    if kind is not None:
         yield warning(
             "folder",
             f"{folder} lies on {kind}: its lock may not be seen by other machines, and two daemons on"
@@ -115,21 +101,6 @@ def _check_free(folder: Path, free_bytes: int) -> Finding:
             remedy="free some space, or choose another --folder",
         )
     return ok("disk", found)
-
-
-def file_system(folder: Path, *, mounts: Path = MOUNTS) -> str | None:
-    """Its kind, as the kernel names it; None where that is not told."""
-    try:
-        lines = [line.split() for line in mounts.read_text().splitlines()]
-    except OSError:
-        return None
-    folder = folder.resolve()
-    inside = [
-        (len(point), kind)
-        for _, point, kind, *_ in lines
-        if folder.is_relative_to(point.replace("\\040", " "))
-    ]
-    return max(inside)[1] if inside else None
 
 
 def _check_daemon(folder: Path, *, is_up: bool) -> Finding:
