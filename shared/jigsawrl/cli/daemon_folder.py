@@ -66,8 +66,8 @@ def _check_other_machines(folder: Path, mounts: Path) -> None:
     daemon = None if kind is None else last_announced(folder)
     if daemon is not None and daemon.host not in ("", socket.gethostname()):
         raise CommandError(
-            f"a daemon was up in {folder} on {daemon.host}, and on {kind} its lock may not be seen here:"
-            f" run jigsaw down there, or delete {folder / DAEMON_FILE} if it is dead",
+            f"a daemon was up in {folder} on {daemon.host}, and on {kind} its lock may not be seen"
+            f" here: run jigsaw down there, or delete {folder / DAEMON_FILE} if it is dead",
             status=EXIT_BAD_INPUT,
         )
 
