@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from jigsawrl.bus.client import connect
 from jigsawrl.contract.events import NodeStarted
 from jigsawrl.contract.message import Worker
-from tests.integration.test_daemon import Daemon
+from tests.integration.daemon_site import Daemon
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """None yet; what a test starts ends with it."""
-    daemon = Daemon(tmp_path)
-    try:
-        yield daemon
-    finally:
-        daemon.jigsaw("down")
-        for process in daemon.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
 
 
 def findings(daemon: Daemon, *, status: int) -> dict[str, list[dict[str, Any]]]:

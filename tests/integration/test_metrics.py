@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from jigsawrl import metrics
-from tests.integration.test_daemon import Daemon, daemon  # noqa: F401
+from tests.integration.daemon_site import Daemon
 from tests.services.scrape import Scraped, scrape_now
 from tests.services.span_collector import collecting_spans
 
@@ -111,7 +111,7 @@ def check_spans(spans: list[Any]) -> None:
 
 
 def test_a_run_is_scraped_and_traced_and_its_logs_are_json(
-    daemon: Daemon,  # noqa: F811
+    daemon: Daemon,
     spans: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -136,7 +136,7 @@ def test_a_run_is_scraped_and_traced_and_its_logs_are_json(
     assert metrics.SEQUENCES_IN_FLIGHT.name not in after.names(), "it has ended"
 
 
-def _kill(daemon: Daemon, worker: str) -> None:  # noqa: F811
+def _kill(daemon: Daemon, worker: str) -> None:
     (process,) = (
         child
         for child in psutil.Process(daemon.pid).children(recursive=True)

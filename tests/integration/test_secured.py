@@ -6,28 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from jigsawrl.cli.credentials import make
-from tests.integration.test_daemon import Daemon
+from tests.integration.daemon_site import Daemon
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path)
-    make(tmp_path / "credentials", group="red")
-    make(tmp_path / "credentials", group="blue")
-    try:
-        yield daemon
-    finally:
-        daemon.jigsaw("down")
-        for process in daemon.processes():
-            process.kill()
 
 
 def test_a_pipeline_runs_over_tls_with_a_role_for_every_program(
