@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jigsawrl.cli.credentials import make
 from tests.integration.daemon_site import Daemon
 
 pytestmark = pytest.mark.slow
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.slow
 def test_a_pipeline_runs_over_tls_with_a_role_for_every_program(
     daemon: Daemon, tmp_path: Path
 ) -> None:
+    make(tmp_path / "credentials", group="red")
+    make(tmp_path / "credentials", group="blue")
     credentials = tmp_path / "credentials"
     daemon.ok(
         *("up", "--detach", "--devices", "cpu"),
