@@ -237,6 +237,7 @@ class Leader:
         requests = Requests(self._bus, scheduler, self._journal)
         self._leading = [
             group.create_task(self._bus.serve("scheduler", requests.handle, shared=False)),
+            group.create_task(self._bus.serve("status", requests.tell, shared=False)),
             group.create_task(self._tick(scheduler)),
             group.create_task(self._keep_room(scheduler, outgoing, group)),
         ]

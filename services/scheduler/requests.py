@@ -85,6 +85,14 @@ class Requests:
             return await self._status(request)
         raise ValueError(f"the scheduler does not answer {request.tag()}")
 
+    async def tell(self, request: Any) -> Message:
+        """One request of somebody who may only look: a tenant must not submit or cancel pipelines."""
+        if isinstance(request, StatusQuery):
+            return await self._status(request)
+        raise ValueError(
+            f"{request.tag()} is for the target scheduler: this one tells, and does nothing"
+        )
+
     async def _submit(self, request: Submit) -> str | None:
         try:
             config = decode_config(request.config)

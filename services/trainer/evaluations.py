@@ -37,7 +37,7 @@ class Evaluations:
         query = StatusQuery(id=self._context.new_id(StatusQuery.tag()))
         try:
             status: Status = await self._context.bus.request(
-                "scheduler", query, timeout_s=LOOK_TIMEOUT_S
+                "status", query, timeout_s=LOOK_TIMEOUT_S
             )
         except BusError:
             return

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 import nats.js.errors
+import pytest
 
+from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.config import InitModelConfig, PipelineConfig, TrainerConfig
-from jigsawrl.contract.requests import Cancel, Submit
+from jigsawrl.contract.requests import Cancel, StatusQuery, Submit
 from services.scheduler.sizing import MAX_STATE_BYTES, state_bytes
 from tests.services.scheduler_steps import (
     Start,
@@ -152,3 +154,16 @@ async def test_a_snapshot_that_can_not_be_stored_is_told(bus: NatsBus, leading: 
         assert await submit(bus, config()) is None
         told = (await status(bus)).pipelines[0].waiting_for
         assert any("snapshot of the scheduler, the last of which failed" in one for one in told)
+
+
+async def test_who_may_only_look_is_told_the_status_and_can_change_nothing(
+    bus: NatsBus, leading: Start
+) -> None:
+    async with leading():
+        assert await submit(bus, config()) is None
+        told = await bus.request("status", StatusQuery(id="q"), timeout_s=10)
+        assert [pipeline.pipeline for pipeline in told.pipelines] == ["p"]
+        cancel = Cancel(id="c", pipeline="p", reason="not yours")
+        with pytest.raises(BusError, match="cancel is for the target scheduler"):
+            await bus.request("status", cancel, timeout_s=10)
+        assert (await status(bus)).pipelines[0].failure is None

@@ -98,8 +98,8 @@ class Subjects(msgspec.Struct, frozen=True):
         return f"{self.prefix}.weights.{pipeline}.{incarnation}.{version}"
 
     def request(self, target: str) -> str:
-        """``jig.request.<target>``; targets: ``scheduler``, ``<pipeline>.environment``,
-        ``<pipeline>.reward``."""
+        """``jig.request.<target>``; targets: ``scheduler``, ``status`` (the same leader, which there
+        only tells), ``<pipeline>.environment``, ``<pipeline>.reward``."""
         return f"{self.prefix}.request.{target}"
 
     def telemetry(self, activity: Activity) -> str:
