@@ -71,6 +71,7 @@ ACCESS: dict[ServiceRole, Access] = {
     "node": Access(
         events=(
             e.NodeStarted,
+            e.NodeLeaving,
             e.NodeStopped,
             e.Heartbeat,
             e.SharesApplied,
