@@ -51,7 +51,7 @@ def up(
 ) -> int:
     """Be the daemon until a signal; the exit status."""
     folder = folder.resolve()
-    held = occupy(folder)
+    occupy(folder)  # to the end of the process: `down` promises that it is gone then
     try:
         if profile is not None:
             _adopt(profile, folder, devices=devices)
@@ -61,7 +61,6 @@ def up(
         return asyncio.run(_until_signal(serving))
     finally:
         withdraw(folder)
-        os.close(held)
 
 
 def detach(folder: Path, *options: str) -> int:
