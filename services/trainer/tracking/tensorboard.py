@@ -33,7 +33,7 @@ class TensorBoard:
 
     def begin(self, points: Sequence[Point]) -> None:
         """See `Tracker.begin`."""
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         for path in self._folder.glob("*.tfevents.*"):
             if path.stat().st_size:
                 os.truncate(path, 0)

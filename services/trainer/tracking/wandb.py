@@ -51,7 +51,7 @@ class Wandb:
         import wandb  # here, on the tracker's thread: it takes seconds
 
         folder = self._run_folder / FOLDER
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("offline-run-*"):
             shutil.rmtree(path)
         self._run = wandb.init(

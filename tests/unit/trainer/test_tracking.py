@@ -76,6 +76,17 @@ async def test_event_files_hold_each_version_once_whatever_was_trained_again(
     assert rest[0].wall_time == 1e9 + 1
 
 
+async def test_trackers_begin_before_the_trainer_has_written_anything(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "p"
+    tracking = build_tracking(config(tensorboard=True, wandb=WandbConfig()), folder)
+    assert tracking is not None
+    tracking.begin([])
+    tracking.add({"version": 1, "time_s": 1.0, "loss": 0.5})
+    await tracking.close(timeout_s=60)
+    assert scalars(folder) == [(1, "train/loss", 0.5)]
+    assert history(folder) == [{"version": 1, "train/loss": 0.5}]
+
+
 async def test_a_viewer_that_is_open_gets_past_older_files(tmp_path: Path) -> None:
     older, oldest = (
         tmp_path / "tensorboard" / f"events.out.tfevents.100000000{n}.h" for n in (2, 1)
