@@ -12,6 +12,7 @@ import pytest
 
 from jigsawrl.cli.credentials import make
 from tests.integration.daemon_site import Daemon
+from tests.tracker_files import scalars
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +29,13 @@ def test_a_pipeline_runs_over_tls_with_a_role_for_every_program(
     )
     url = json.loads((daemon.folder / "daemon.json").read_text())["url"]
     assert url.startswith("tls://127.0.0.1:")
-    daemon.ok("submit", str(daemon.pipeline), "--wait", "--set", "trainer.num_steps=1")
+    steps = ("--set", "trainer.num_steps=1")
+    daemon.ok("submit", str(daemon.pipeline), "--wait", *steps, "--track", "tensorboard")
     assert daemon.status()["state"] == "finished"
     assert len(daemon.status()["evaluations"]) >= 2
+    tracked = scalars(daemon.folder / "runs" / "tiny")
+    assert [v for v, tag, _ in tracked if tag == "evaluation/accuracy"] == [0, 1]
+    daemon.ok("doctor")
     logs = [*daemon.folder.glob("logs/*.log"), *daemon.folder.glob("node/logs/*.log")]
     assert logs
     for log in logs:

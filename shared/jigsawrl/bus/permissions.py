@@ -39,14 +39,13 @@ def permissions(role: ServiceRole, subjects: Subjects) -> Permissions:
         publish += _record_subjects(record, subjects)
     for target in access.asks:
         publish.append(_target_subject(target, subjects))
-    if access.answers is not None:
-        publish += [f"{inbox_of(asker)}.>" for asker in askers(access.answers)]
+    for target in access.answers:
+        publish += [f"{inbox_of(asker)}.>" for asker in askers(target)]
     if access.tells:
         publish += [f"{subjects.prefix}.telemetry.*.*", f"{subjects.prefix}.dead.*.*"]
     publish += _stream_subjects(access, subjects)
     subscribe = [f"{inbox_of(role)}.>"]
-    if access.answers is not None:
-        subscribe.append(_target_subject(access.answers, subjects))
+    subscribe += [_target_subject(target, subjects) for target in access.answers]
     if access.watches:
         subscribe += [f"{subjects.prefix}.telemetry.>", f"{subjects.prefix}.event.>"]
     return Permissions(
@@ -65,7 +64,7 @@ def _record_subjects(record: type[Record], subjects: Subjects) -> list[str]:
 
 
 def _target_subject(target: str, subjects: Subjects) -> str:
-    return subjects.request(target if target == "scheduler" else f"*.{target}")
+    return subjects.request(target if target in ("scheduler", "status") else f"*.{target}")
 
 
 def _stream_subjects(access: Access, subjects: Subjects) -> list[str]:
@@ -91,6 +90,9 @@ def _stream_subjects(access: Access, subjects: Subjects) -> list[str]:
     if access.reads_weights:
         found += [f"{API}.CONSUMER.CREATE.*.*.{subjects.prefix}.weights.>"]
         found += [f"{API}.CONSUMER.MSG.NEXT.*.*"]
+    if access.inspects:
+        found += [f"{API}.INFO", f"{API}.STREAM.LIST", f"{API}.STREAM.INFO.*"]
+        found += [f"{API}.DIRECT.GET.{subjects.dead_letters_stream().name}"]
     if access.keeps_weights:
         found += [f"{API}.DIRECT.GET.*.{subjects.prefix}.weights.>", f"{API}.STREAM.PURGE.*"]
     return found

@@ -278,11 +278,14 @@ def _top(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from jigsawrl.cli.doctor import doctor
 
-    url: str | None = arguments.url or os.environ.get("JIGSAW_URL")
-    if url is not None and arguments.folder is not None:
+    given = _given_address(arguments)
+    if given is not None and arguments.folder is not None:
         raise CommandError("give --url or --folder, not both", status=EXIT_BAD_INPUT)
-    folder = None if url is not None else _folder(arguments)
-    return doctor(folder=folder, url=url, as_json=arguments.json)
+    return doctor(
+        target=given or _folder(arguments),
+        credentials=arguments.credentials,
+        as_json=arguments.json,
+    )
 
 
 def _logs(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from jigsawrl.cli.checks.cluster import check_cluster
 from jigsawrl.cli.checks.finding import Finding
 from jigsawrl.cli.checks.folder import check_folder
 from jigsawrl.cli.checks.machine import check_machine
+from jigsawrl.cli.cluster import Address
 from jigsawrl.cli.daemon_folder import find
 from jigsawrl.cli.errors import EXIT_FAILED, CommandError
 
@@ -30,11 +31,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     num_failed: int
 
 
-def doctor(*, folder: Path | None, url: str | None, as_json: bool) -> int:
-    """The exit status: 1 where anything failed. With a `url` that cluster is looked at, else the daemon
-    of `folder`, if one is up there, and the folder."""
+def doctor(*, target: Address | Path, credentials: Path | None, as_json: bool) -> int:
+    """The exit status: 1 where anything failed. The `target` is a cluster, or a daemon's folder: then
+    the daemon that is up there, if one is, is looked at, too, with `credentials` or its own."""
     findings = []
-    for finding in _findings(folder, url):
+    for finding in _findings(target, credentials):
         findings.append(finding)
         if not as_json:
             _tell(finding)
@@ -50,21 +51,26 @@ def doctor(*, folder: Path | None, url: str | None, as_json: bool) -> int:
     return EXIT_FAILED if report.num_failed else 0
 
 
-def _url_of(folder: Path) -> str | None:
-    try:
-        return find(folder).url
-    except (CommandError, OSError):
-        return None
-
-
-def _findings(folder: Path | None, url: str | None) -> Iterator[Finding]:
+def _findings(target: Address | Path, credentials: Path | None) -> Iterator[Finding]:
     """As they come: some take seconds."""
     yield from check_machine()
-    if folder is not None:
-        yield from check_folder(folder)
-        url = url or _url_of(folder)
-    if url is not None:
-        yield from asyncio.run(check_cluster(url))
+    address = target if isinstance(target, Address) else None
+    if isinstance(target, Path):
+        yield from check_folder(target)
+        address = _address_of(target, credentials)
+    if address is not None:
+        yield from asyncio.run(check_cluster(address))
+
+
+def _address_of(folder: Path, credentials: Path | None) -> Address | None:
+    """Of the daemon that is up there."""
+    try:
+        daemon = find(folder)
+    except (CommandError, OSError):
+        return None
+    if credentials is None and daemon.credentials is not None:
+        credentials = Path(daemon.credentials)
+    return Address(daemon.url, credentials)
 
 
 def _tell(finding: Finding) -> None:

@@ -25,7 +25,7 @@ from jigsawrl.contract.records import (
 ServiceRole = Literal["scheduler", "node", "client"] | Role
 """Of a process: a service, or whoever asks the scheduler (`jigsaw submit`, `jigsaw status`)."""
 
-Target = Literal["scheduler", "environment", "reward"]
+Target = Literal["scheduler", "status", "environment", "reward"]
 """Who answers requests; of the last two every pipeline has its own."""
 
 
@@ -38,7 +38,7 @@ class Access:
     records: tuple[type[Record], ...] = ()
     """That it stores."""
     asks: tuple[Target, ...] = ()
-    answers: Target | None = None
+    answers: tuple[Target, ...] = ()
     takes_commands: bool = False
     reads_records: bool = False
     reads_weights: bool = False
@@ -48,6 +48,8 @@ class Access:
     """Telemetry, and dead letters for what it can't read."""
     watches: bool = False
     """Sees events and telemetry as they pass."""
+    inspects: bool = False
+    """Asks the server how full its streams are, and reads dead letters."""
     leads: bool = False
     """Makes, reads, purges and deletes streams, sends commands, stores snapshots, holds the lease."""
 
@@ -65,7 +67,7 @@ ACCESS: dict[ServiceRole, Access] = {
             e.PipelinePaused,
             e.PipelineResumed,
         ),
-        answers="scheduler",
+        answers=("scheduler", "status"),
         leads=True,
     ),
     "node": Access(
@@ -83,7 +85,7 @@ ACCESS: dict[ServiceRole, Access] = {
     "environment": Access(
         events=(*_TENANT, e.GroupsMade),
         records=(GroupRecord,),
-        answers="environment",
+        answers=("environment",),
         takes_commands=True,
         reads_records=True,
     ),
@@ -106,13 +108,14 @@ ACCESS: dict[ServiceRole, Access] = {
     "reward": Access(
         events=(*_TENANT, e.SequencesRewarded),
         records=(RewardRecord,),
-        answers="reward",
+        answers=("reward",),
         takes_commands=True,
         reads_records=True,
     ),
     "trainer": Access(
         events=(*_TENANT, e.VersionPublished, e.CheckpointCommitted),
         records=(WeightManifest, WeightChunk),
+        asks=("status",),
         takes_commands=True,
         reads_records=True,
         reads_weights=True,
@@ -125,7 +128,7 @@ ACCESS: dict[ServiceRole, Access] = {
         reads_records=True,
         reads_weights=True,
     ),
-    "client": Access(asks=("scheduler",), watches=True),
+    "client": Access(asks=("scheduler",), watches=True, inspects=True),
 }
 
 

@@ -19,6 +19,7 @@ from jigsawrl.cli.checks.cluster import check_cluster, check_server, check_statu
 from jigsawrl.cli.checks.finding import Finding
 from jigsawrl.cli.checks.folder import check_folder, processes_of
 from jigsawrl.cli.checks.machine import check_machine
+from jigsawrl.cli.cluster import Address
 from jigsawrl.cli.daemon_folder import Daemon, announce, occupy
 from jigsawrl.cli.main import main
 from jigsawrl.contract.requests import NodeStatus, Status, WorkerStatus
@@ -166,7 +167,7 @@ def test_streams_that_are_missing_full_or_lose_messages_are_named() -> None:
 
 
 async def test_a_server_that_is_not_there_fails_with_what_to_do() -> None:
-    (found,) = await check_cluster(URL)
+    (found,) = await check_cluster(Address(URL, None))
     assert (found.check, found.state) == ("nats", "failed")
     assert found.found.startswith("no NATS server answers at nats://127.0.0.1:1")
     assert found.remedy == "check the address, or start nats-server there"

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from jigsawrl import __version__
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import NatsBus, connect
+from jigsawrl.bus.credentials import read_credentials
 from jigsawrl.bus.facts import ServerFacts, StreamFacts, server_facts
 from jigsawrl.bus.server import OLDEST_VERSION
 from jigsawrl.cli.checks.finding import Finding, failed, ok, warning
-from jigsawrl.cli.cluster import CONNECT_TIMEOUT_S, Cluster
+from jigsawrl.cli.cluster import CONNECT_TIMEOUT_S, Address, Cluster
 from jigsawrl.clocks import skew_text
 from jigsawrl.contract.message import MAX_SCHEMAS_APART, SCHEMA_VERSION, Ref
 from jigsawrl.contract.requests import NodeStatus, Status
@@ -26,10 +27,16 @@ LATE_HEARTBEAT_S = 5.0
 """A node is heard every 2 s; two that are missing are none of the usual delays."""
 
 
-async def check_cluster(url: str) -> list[Finding]:
+async def check_cluster(address: Address) -> list[Finding]:
     """All of it; what nobody answers ends it."""
+    url, path = address
     try:
-        bus = await connect(url, name="jigsaw-doctor", timeout_s=CONNECT_TIMEOUT_S)
+        bus = await connect(
+            url,
+            name="jigsaw-doctor",
+            timeout_s=CONNECT_TIMEOUT_S,
+            credentials=None if path is None else read_credentials(path, "client"),
+        )
     except BusError as error:
         found, _, remedy = str(error).partition(": ")
         return [failed("nats", found, remedy=remedy or "see the server's log")]
