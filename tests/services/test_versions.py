@@ -20,6 +20,7 @@ from jigsawrl.contract.message import Worker
 from jigsawrl.contract.requests import NodeStatus
 from jigsawrl.contract.spec import Device
 from services.run import Context, Life
+from services.tenant_metrics import TenantMetrics
 from tests.services.scheduler_steps import (
     NODE,
     Start,
@@ -108,7 +109,7 @@ async def test_a_worker_that_knows_no_such_configuration_refuses_it_by_the_key(
 
     worker = Worker(id="p.environment0", boot="b")
     context = Context(bus=bus, worker=worker, pipeline="p", run_folder=None, device=None)
-    life = Life(context, Idle(), node=None)  # type: ignore[arg-type]
+    life = Life(context, Idle(), node=None, metrics=TenantMetrics())  # type: ignore[arg-type]
     newer: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(config()))
     payload = msgspec.msgpack.encode(newer | {"added_later": {"x": 1}})
     await life._configure(
