@@ -13,8 +13,8 @@ from jigsawrl.bus.base import StoredEvent
 from jigsawrl.bus.client import NatsBus
 from jigsawrl.contract.commands import Drop
 from jigsawrl.contract.events import PipelineCancelled
-from jigsawrl.contract.message import Ref, Worker
-from jigsawrl.contract.records import DeadLetter, RewardRecord, WeightManifest
+from jigsawrl.contract.message import Array, Ref, Worker
+from jigsawrl.contract.records import DeadLetter, GroupRecord, RewardRecord, WeightManifest
 
 T = TypeVar("T")
 
@@ -41,6 +41,20 @@ def a_record(number: int, *, text: str = "") -> RewardRecord:
         reward=1.0,
         correct=True,
         response_text=text,
+    )
+
+
+def a_group() -> GroupRecord:
+    """One prompt."""
+    return GroupRecord(
+        id="g:1",
+        pipeline="p",
+        group="p/g0",
+        epoch=0,
+        cursor=0,
+        prompt_tokens=Array.of("int32", [1]),
+        prompt_text="",
+        problem={},
     )
 
 
