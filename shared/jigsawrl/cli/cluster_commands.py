@@ -23,6 +23,12 @@ NUM_LOG_LINES = 20
 
 def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Of all of them."""
+    _add_machine_parsers(commands)
+    _add_pipeline_parsers(commands)
+    listening.add_parser(commands)
+
+
+def _add_machine_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     up = commands.add_parser("up", help="a daemon on this machine, to which pipelines come and go")
     _add_folder(up)
     up.add_argument("--detach", "-d", action="store_true", help="in the background")
@@ -58,6 +64,14 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     _add_cluster(node)
 
+    logs = commands.add_parser("logs", help="what processes on this machine wrote")
+    logs.add_argument("name", nargs="?", metavar="NAME", help="a pipeline, worker or program")
+    logs.add_argument("--lines", "-n", type=int, default=NUM_LOG_LINES, metavar="N")
+    logs.add_argument("--follow", "-f", action="store_true")
+    _add_folder(logs)
+
+
+def _add_pipeline_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     submit = commands.add_parser("submit", help="run pipelines on a cluster")
     submit.add_argument("pipeline", type=Path, metavar="PIPELINE.toml", nargs="+")
     submit.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
@@ -80,12 +94,6 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.add_argument("--json", action="store_true")
     _add_cluster(doctor)
 
-    logs = commands.add_parser("logs", help="what processes on this machine wrote")
-    logs.add_argument("name", nargs="?", metavar="NAME", help="a pipeline, worker or program")
-    logs.add_argument("--lines", "-n", type=int, default=NUM_LOG_LINES, metavar="N")
-    logs.add_argument("--follow", "-f", action="store_true")
-    _add_folder(logs)
-
     for name, help in (
         ("pause", "begin nothing more of a pipeline; what runs ends"),
         ("resume", "let a paused pipeline go on"),
@@ -94,8 +102,6 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         change = commands.add_parser(name, help=help)
         change.add_argument("pipeline", metavar="PIPELINE")
         _add_cluster(change)
-
-    listening.add_parser(commands)
 
 
 def add_track(parser: argparse.ArgumentParser) -> None:

@@ -71,7 +71,8 @@ def _node_status(state: State, name: str) -> NodeStatus:
 def loads(pipeline: Pipeline) -> dict[str, int]:
     """By tenant: sequences, orders or cuts that it works on."""
     held = num_held(pipeline, list(pipeline.tenants.values()))
-    if pipeline.open_cut is not None:
+    cut = pipeline.open_cut
+    if cut is not None and cut.sent_gang == pipeline.gang_epoch:  # not one that a pause keeps back
         held |= {rank.id: 1 for rank in pipeline.gang}
     return held
 

@@ -35,6 +35,7 @@ async def test_a_store_that_is_started_again_is_the_same(tmp_path: Path) -> None
         policy="serial",
         devices="cpu",
         credentials=None,
+        metrics=None,
     )
     watching = asyncio.create_task(keep_alive(server, on_notice=notices.append))
     try:
