@@ -68,6 +68,26 @@ async def test_a_missing_chunk_is_a_version_that_is_gone(bus):
         await bus.fetch_weights(ref)
 
 
+async def test_a_chunk_that_comes_late_to_the_server_that_is_asked_is_waited_for(bus):
+    """As on a server of a cluster that is behind the others."""
+    manifest, payload = some_weights(3 * MEGABYTE)
+    ref = await bus.publish_weights(manifest, memoryview(payload))
+    stream = bus.subjects.weights_stream("p").name
+    late = await bus.connection.call("take a chunk", lambda js: js.get_msg(stream, 1))
+    await bus.connection.call("take a chunk", lambda js: js.delete_msg(stream, 1))
+    fetching = asyncio.create_task(bus.fetch_weights(ref))
+    while not await num_readers(bus):
+        await asyncio.sleep(0)
+    await bus.connection.call("bring it", lambda js: js.publish(late.subject, late.data))
+    assert await fetching == (manifest, bytearray(payload))
+
+
+async def num_readers(bus: NatsBus) -> int:
+    stream = bus.subjects.weights_stream("p").name
+    info = await bus.connection.call("look", lambda js: js.stream_info(stream))
+    return info.state.consumer_count
+
+
 async def test_versions_that_are_not_retained_are_removed(bus):
     refs = []
     for version in range(4):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 
 import nats.js.errors
 
 from jigsawrl.bus.base import BusError, RecordGoneError, StreamFullError
-from jigsawrl.bus.connection import Connection
+from jigsawrl.bus.connection import Backoff, Connection
 from jigsawrl.bus.publishing import Publisher
 from jigsawrl.bus.reading import read_stream
 from jigsawrl.bus.streams import load, purge, subjects_stored
@@ -24,7 +25,11 @@ from jigsawrl.contract.records import WeightChunk, WeightManifest
 from jigsawrl.contract.streams import MAX_WEIGHT_BYTES, Subjects
 
 NUM_TRIES = 3
-"""Reads of a version before its checksum counts as wrong."""
+"""Reads of a version before its checksum counts as wrong, at least."""
+
+LAG_S = 3.0
+"""So long chunks may be missing, or be those of an earlier run of the version: a reader is served by
+any server of the cluster, also by one that has not got yet what the others have acknowledged."""
 
 
 class WeightChannel:
@@ -94,19 +99,29 @@ class WeightChannel:
         manifest = RECORDS.decode(message.data or b"")
         if not isinstance(manifest, WeightManifest):
             raise BusError(f"message {ref.sequence} of {ref.stream} is no weight manifest")
-        for _ in range(NUM_TRIES):
-            payload = await self._fetch_chunks(ref.stream, manifest, window=window)
+        loop = asyncio.get_running_loop()
+        deadline_s, backoff = loop.time() + LAG_S, Backoff()
+        for num_tries in itertools.count(1):
+            payload, num_missing = await self._fetch_chunks(ref.stream, manifest, window=window)
             digest = await asyncio.to_thread(lambda data: hashlib.sha256(data).hexdigest(), payload)
-            if digest == manifest.sha256:
+            if not num_missing and digest == manifest.sha256:
                 return manifest, payload
+            if loop.time() > deadline_s and (num_missing or num_tries >= NUM_TRIES):
+                break
+            await backoff.pause()
+        of = f"weights {manifest.incarnation}/{manifest.version} of {manifest.pipeline}"
+        if num_missing:
+            raise RecordGoneError(
+                f"{num_missing} of {manifest.num_chunks} chunks of {of} are not stored"
+            )
         raise BusError(
-            f"weights {manifest.incarnation}/{manifest.version} of {manifest.pipeline} are corrupt:"
-            f" their checksum differs from the manifest's in {NUM_TRIES} reads"
+            f"{of} are corrupt: their checksum differs from the manifest's in {num_tries} reads"
         )
 
     async def _fetch_chunks(
         self, stream: str, manifest: WeightManifest, *, window: int
-    ) -> bytearray:
+    ) -> tuple[bytearray, int]:
+        """What one server has of the payload, and how many chunks it lacks."""
         payload = bytearray(manifest.num_bytes)
         missing = set(range(manifest.num_chunks))
         version = self._subjects.weights_of_version(
@@ -128,12 +143,7 @@ class WeightChannel:
                     missing.discard(chunk.index)
         except nats.js.errors.NotFoundError:
             pass
-        if missing:
-            raise RecordGoneError(
-                f"{len(missing)} of {manifest.num_chunks} chunks of weights"
-                f" {manifest.incarnation}/{manifest.version} of {manifest.pipeline} are not stored"
-            )
-        return payload
+        return payload, len(missing)
 
     async def retain(self, pipeline: str, kept: Iterable[tuple[int, int]]) -> None:
         """See `Bus.retain_weights`."""
