@@ -5,14 +5,16 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 from bus_samples import an_event, until
+from secured import connect_as
 
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import NatsBus, connect
-from jigsawrl.bus.connection import cancellation_kept
+from jigsawrl.bus.connection import RECONNECT_PATIENCE_S, ROUND_TRIP_TIMEOUT_S, cancellation_kept
 from jigsawrl.bus.server import EmbeddedServer
 
 
@@ -32,9 +34,14 @@ class Proxy:
         return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def silence(self) -> None:
+        """Of the connections of before, nothing goes through any more."""
         self._open.clear()
         self._open = asyncio.Event()
         self._open.set()
+
+    def hold(self) -> None:
+        """Nothing goes through, also of new connections."""
+        self._open.clear()
 
     async def _on_client(self, reader, writer) -> None:
         self.num_connections += 1
@@ -70,6 +77,41 @@ async def test_a_peer_that_fell_silent_is_left_for_a_new_connection(
     async with asyncio.timeout(15):
         assert await bus.publish_event(an_event(2)) == 2
         await until(lambda: proxy.num_connections == 2)
+    await bus.close()
+    await proxy.stop()
+
+
+async def test_a_peer_that_fell_silent_over_tls_is_not_waited_for(
+    secured_server: EmbeddedServer, credentials: Path
+):
+    """An orderly end of TLS takes an answer, which does not come."""
+    proxy = Proxy(secured_server.port)
+    url = (await proxy.start()).replace("nats:", "tls:")
+    bus = await connect_as("scheduler", url, credentials / "red")
+    first = await bus.publish_event(an_event(1))
+    proxy.silence()
+    async with asyncio.timeout(15):
+        assert await bus.publish_event(an_event(2)) == first + 1
+    assert proxy.num_connections == 2
+    await bus.close()
+    await proxy.stop()
+
+
+@pytest.mark.slow
+async def test_a_network_that_is_away_for_longer_than_our_patience_is_waited_for(
+    secured_server: EmbeddedServer, credentials: Path
+):
+    proxy = Proxy(secured_server.port)
+    url = (await proxy.start()).replace("nats:", "tls:")
+    bus = await connect_as("scheduler", url, credentials / "red")
+    first = await bus.publish_event(an_event(3))
+    proxy.hold()
+    publishing = asyncio.create_task(bus.publish_event(an_event(4)))
+    await asyncio.sleep(RECONNECT_PATIENCE_S + ROUND_TRIP_TIMEOUT_S + 5)
+    assert not publishing.done()
+    proxy.silence()  # what is new goes through
+    async with asyncio.timeout(30):
+        assert await publishing == first + 1
     await bus.close()
     await proxy.stop()
 

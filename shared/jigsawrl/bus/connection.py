@@ -25,7 +25,7 @@ from nats.js import JetStreamContext
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.credentials import Credentials, refusal
 from jigsawrl.bus.denials import Denials, is_denial
-from jigsawrl.bus.opening import CLOSE_TIMEOUT_S, discard, open_client
+from jigsawrl.bus.opening import CLOSE_TIMEOUT_S, abort, discard, open_client
 
 log = logging.getLogger("jigsawrl.bus")
 
@@ -39,6 +39,10 @@ ROUND_TRIP_TIMEOUT_S = 4
 
 RECONNECT_PATIENCE_S = 10.0
 """A client that has not reconnected by itself for so long is replaced by a new one."""
+
+OPEN_TIMEOUT_S = 10.0
+"""One try to connect: a peer that takes the connection and is silent then (its process is frozen, the
+network was cut just now) would be waited for by TLS for a minute."""
 
 REMINDER_S = 3.0
 """A server that can't be reached for so long is worth a line."""
@@ -242,15 +246,16 @@ class Connection:
         try:
             while True:
                 try:
-                    return await open_client(
-                        self.url,
-                        name=self._name,
-                        credentials=self._credentials,
-                        denials=self.denials,
-                        on_error=self._on_error,
-                        on_reconnected=self._on_reconnected,
-                        on_closed=self._on_closed,
-                    )
+                    async with asyncio.timeout(OPEN_TIMEOUT_S):
+                        return await open_client(
+                            self.url,
+                            name=self._name,
+                            credentials=self._credentials,
+                            denials=self.denials,
+                            on_error=self._on_error,
+                            on_reconnected=self._on_reconnected,
+                            on_closed=self._on_closed,
+                        )
                 except (*RETRYABLE, nats.errors.Error):
                     await backoff.pause()
         finally:
@@ -280,6 +285,7 @@ class Connection:
         except (*RETRYABLE, nats.errors.Error):
             if client.is_connected:
                 log.warning("server %s is silent: reconnecting", self.url)
+                abort(client)
                 await client.force_reconnect()
 
     async def _rebuild(self, client: Client) -> None:

@@ -7,7 +7,6 @@ alone; here a refusal ends the try, and its reason is the error.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -128,7 +127,21 @@ def _identity(credentials: Credentials | None) -> dict[str, Any]:
 
 
 async def discard(client: Client) -> None:
-    """Close a client, whatever state it is in."""
-    with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await client.close()
+    """Close a client, whatever state it is in; what it had not sent is lost."""
+    # On a task of its own: nats-py's tasks wait for one future, and the end of one cancels the other,
+    # which must not end who calls this.
+    closing = asyncio.ensure_future(client.close())
+    try:
+        await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_S)
+    finally:
+        closing.cancel()
+        abort(client)
+    await asyncio.gather(closing, return_exceptions=True)
+
+
+def abort(client: Client) -> None:
+    """Drop the connection without an orderly end: of TLS, that waits for an answer of the peer (up to 30
+    s in asyncio), and of all, for the peer to take what is still to be sent."""
+    writer = getattr(client._transport, "_io_writer", None)
+    if writer is not None:
+        writer.transport.abort()
