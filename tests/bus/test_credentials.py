@@ -52,6 +52,20 @@ async def test_a_role_is_let_in_over_tls(credentials: Path, secured_server: Embe
     await bus.close()
 
 
+async def test_a_client_on_a_slow_link_is_not_greeted_in_plain_text(
+    credentials: Path, secured_server: EmbeddedServer
+) -> None:
+    """Its handshake comes a round trip after the connection."""
+    context = read_credentials(credentials / "red", "client").tls_context()
+    reader, writer = await asyncio.open_connection("127.0.0.1", secured_server.port)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await reader.read()
+    await writer.start_tls(context, server_hostname="127.0.0.1")
+    assert (await reader.readline()).startswith(b"INFO ")
+    writer.transport.abort()
+
+
 async def test_nobody_is_let_in_without_credentials(secured_server: EmbeddedServer) -> None:
     why = await refused(connect(secured_server.url, name="test", timeout_s=60))
     assert "takes TLS with a client certificate only" in why

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import nats.errors
 from nats.aio.client import Client
 
 from jigsawrl.bus.base import BusError
@@ -140,8 +139,8 @@ async def discard(client: Client) -> None:
 
 
 def abort(client: Client) -> None:
-    """Drop the connection without an orderly end: of TLS, that waits for an answer of the peer (up to 30
-    s in asyncio), and of all, for the peer to take what is still to be sent."""
+    """Drop the connection without an orderly end: that waits for the peer to take what is still to be
+    sent, and over TLS for its answer (up to 30 s in asyncio)."""
     writer = getattr(client._transport, "_io_writer", None)
     if writer is not None:
         writer.transport.abort()

@@ -25,6 +25,11 @@ SERVER_USER = "server@nats"
 TLS_TIMEOUT_S = 5
 """For a handshake; a busy machine needs more than the server's own 2 s."""
 
+GREETING_AFTER = "1s"
+"""So long the server waits for a client that begins with TLS, before it greets in plain text, which
+would look to that client as if there were no TLS. Its own 50 ms (``auto``) are less than the round
+trip of a far link, or the pause of a busy machine; nats-py waits for a greeting for two seconds."""
+
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
     """Files of a server, and the groups that it serves."""
@@ -75,9 +80,10 @@ def server_config(settings: ServerSettings, subjects: Subjects | None = None) ->
     lines += [f"max_payload: {MAX_PAYLOAD_BYTES}", f"max_pending: {64 * MAX_PAYLOAD_BYTES}"]
     lines += _block("jetstream", _store(settings))
     if settings.tls is not None:
-        # auto: our clients begin with the handshake, so that nobody between can talk them out of it;
-        # others may wait for the server's greeting.
-        lines += _block("tls", [*_tls(settings.tls), 'handshake_first: "auto"'])
+        # Our clients begin with the handshake, so that nobody between can talk them out of it; others
+        # may wait for the server's greeting.
+        first = f"handshake_first: {_quoted(GREETING_AFTER)}"
+        lines += _block("tls", [*_tls(settings.tls), first])
         lines += _accounts(settings.tls.groups, subjects or Subjects())
     if settings.route is not None:
         lines += _block("cluster", _cluster(settings.route, settings.tls))
