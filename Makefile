@@ -1,5 +1,5 @@
 # make run: train the example on this machine. make test: all checks but the slow ones.
-.PHONY: run test test-slow test-slurm test-learning lint install clean
+.PHONY: run test test-slow test-slurm test-network test-learning lint install clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -30,13 +30,16 @@ lint: install
 	$(VENV)/bin/lint-imports
 
 test: lint
-	$(PY) -m pytest -m "not slow and not learning and not gpu and not slurm"
+	$(PY) -m pytest -m "not slow and not learning and not gpu and not slurm and not network"
 
 test-slow: install
 	$(PY) -m pytest -m "slow and not gpu"
 
 test-slurm: install
 	$(PY) -m pytest -m slurm
+
+test-network: install
+	$(PY) -m pytest -m network
 
 test-learning: install
 	$(PY) -m pytest -m "learning and not gpu"

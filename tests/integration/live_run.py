@@ -275,16 +275,21 @@ def conserved(counts: dict[str, int]) -> bool:
 
 
 def assert_each_has_one_fate(live: LiveRun, *, num_steps: int) -> None:
+    """By id, from what a run left on disk."""
+    assert_one_fate_each(live.folder, live.tiny(), num_steps=num_steps)
+
+
+def assert_one_fate_each(folder: Path, told: dict[str, Any], *, num_steps: int) -> None:
     """By id, from what is on disk: each trained group stands in the trajectories of exactly one version
     of the history that survived, and the fates in the last checkpoint are a partition of all groups,
-    and of all sequences, that were admitted."""
+    and of all sequences, that were admitted. `told`: the counts of a summary or a status."""
     trained: list[int] = []
     for version in range(1, num_steps + 1):
-        rows = (live.folder / "trajectories" / f"v{version}.jsonl").read_text().splitlines()
+        rows = (folder / "trajectories" / f"v{version}.jsonl").read_text().splitlines()
         names = {json.loads(row)["group"] for row in rows}
         trained += [int(name.rpartition("/g")[2]) for name in names]
-    assert len(set(trained)) == len(trained) == live.tiny()["groups"]["trained"]
-    found = live.folder.glob(f"checkpoints/v{num_steps}-e*/COMMITTED")
+    assert len(set(trained)) == len(trained) == told["groups"]["trained"]
+    found = folder.glob(f"checkpoints/v{num_steps}-e*/COMMITTED")
     newest = max(found, key=lambda path: int(path.parent.name.rpartition("-e")[2])).parent
     ledger = json.loads((newest / "state.json").read_text())["ledger"]
     assert sorted(_members(ledger["groups"]["trained"])) == sorted(trained)
@@ -292,8 +297,8 @@ def assert_each_has_one_fate(live: LiveRun, *, num_steps: int) -> None:
         members = [i for ranges in ledger[kind].values() for i in _members(ranges)]
         assert sorted(members) == list(range(size * ledger["num_admitted"]))
         counts = {fate: len(_members(ranges)) for fate, ranges in ledger[kind].items()}
-        told = {fate: count for fate, count in live.tiny()[kind].items() if fate != "admitted"}
-        assert {fate: n for fate, n in counts.items() if n} == {f: n for f, n in told.items() if n}
+        fates = {fate: count for fate, count in told[kind].items() if fate != "admitted"}
+        assert {fate: n for fate, n in counts.items() if n} == {f: n for f, n in fates.items() if n}
 
 
 def _members(ranges: list[list[int]]) -> list[int]:
