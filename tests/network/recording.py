@@ -4,11 +4,10 @@ what the decisions made of each message. Needs no running system."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jigsawrl.contract.commands import Command, StopTenant
+from jigsawrl.contract.commands import Command, StartTenant, StopTenant
 from jigsawrl.contract.events import Event, SequencesFinished, SubStagesEnded, WorkerStarted
 from jigsawrl.contract.message import Worker
 from jigsawrl.core.scheduler import Scheduler
@@ -48,12 +47,16 @@ class Recording:
             and moment.at_s <= until_s
         }
 
-    def stops(self) -> Iterator[tuple[float, StopTenant]]:
-        """Orders to end a tenant's process, and when the message came that led to each."""
+    def orders(
+        self, kind: type[StartTenant] | type[StopTenant], *, after_s: float
+    ) -> dict[str, float]:
+        """By tenant the first order of a kind, by when the message came that led to it."""
+        found: dict[str, float] = {}
         for moment in self.moments:
-            for command in moment.commands:
-                if isinstance(command, StopTenant):
-                    yield moment.at_s, command
+            for command in moment.commands if moment.at_s > after_s else ():
+                if isinstance(command, kind):
+                    found.setdefault(command.tenant, moment.at_s)
+        return found
 
     def told_by(self, boots: set[Worker], *, after_s: float) -> list[Moment]:
         """What these processes had to say later."""
