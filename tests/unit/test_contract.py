@@ -12,7 +12,12 @@ from golden_messages import FOLDER, classes, golden, path_of
 
 from jigsawrl.contract import codec
 from jigsawrl.contract.codec import EVENTS, UndecodableError, encode
-from jigsawrl.contract.events import PipelineCancelled, Tick, WeightsLoaded
+from jigsawrl.contract.events import (
+    Heartbeat,
+    PipelineCancelled,
+    Tick,
+    WeightsLoaded,
+)
 from jigsawrl.contract.message import Array, Message, Ref, Worker, message_id, snake_case
 from jigsawrl.contract.records import SequenceRecord
 from jigsawrl.contract.schema import main, schema_files, schema_of
@@ -127,6 +132,15 @@ def test_what_is_no_message_is_undecodable_in_one_line(payload: bytes):
     with pytest.raises(UndecodableError) as error:
         codec.EVENTS.decode(payload)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["id", "boot"])
+@pytest.mark.parametrize("name", ["node\n", "no\nde", "\n", "a b", "*", ">", "a.>", "a" * 81])
+def test_a_worker_whose_name_is_no_part_of_a_subject_is_undecodable(field: str, name: str):
+    sent = msgpack.unpackb(encode(Heartbeat(id="h", node=Worker(id="node", boot="b"))))
+    assert codec.EVENTS.decode(msgpack.packb(sent))
+    with pytest.raises(UndecodableError, match="node"):
+        codec.EVENTS.decode(msgpack.packb(sent | {"node": sent["node"] | {field: name}}))
 
 
 def test_an_event_of_the_cluster_has_no_pipeline():

@@ -156,6 +156,12 @@ class Worker(msgspec.Struct, frozen=True, order=True):
     boot: Annotated[str, Meta(pattern=f"^{TOKEN}$")]
     """Unique per process start."""
 
+    def __post_init__(self) -> None:
+        # Python's `$` lets a newline pass behind it, JSON Schema's does not: a command to who is called
+        # so could never be stored, and would end every leader that tries.
+        if self.id.endswith("\n") or self.boot.endswith("\n"):
+            raise ValueError(f"worker {self.id!r} of boot {self.boot!r} has a newline in its name")
+
 
 Role = Literal["environment", "rollout", "reward", "trainer", "evaluation"]
 
