@@ -12,6 +12,9 @@ from jigsawrl.core.state import Node, Pipeline, State, Tenant
 SILENCE_S = 10.0
 """Five missed heartbeats: the node is lost, and its workers with it."""
 
+MAX_DEVICES = 4096
+"""Of one machine. More are no machine's, and each costs memory and time at every placement."""
+
 JOIN_GRACE_S = 10.0
 """After a machine joined: others may be about to, so that nothing is failed for want of devices."""
 
@@ -22,7 +25,7 @@ def started(state: State, event: NodeStarted) -> None:
     known = state.nodes.get(event.node.id)
     boot = event.node.boot
     own = {device.id for device in event.devices if device.node == event.node.id}
-    if len(own) < len(event.devices):  # another's devices, or one twice
+    if len(own) < len(event.devices) or len(own) > MAX_DEVICES:  # another's devices, or one twice
         state.num_ignored += 1
         return
     if known is not None and (boot in known.past_boots or (boot == known.boot and known.up)):

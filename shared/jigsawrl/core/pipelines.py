@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 from jigsawrl.contract.events import PipelineSubmitted
+from jigsawrl.contract.spec import PipelineSpec
+from jigsawrl.contract.streams import NAME_PATTERN
 from jigsawrl.core import shares
 from jigsawrl.core.groups import end
 from jigsawrl.core.pace import begin_again
 from jigsawrl.core.state import Pipeline, PipelineStage, State, new_pipeline
+
+MAX_PROCESSES = 4096
+"""Of one role, as configurations have it: the scheduler keeps something for each."""
+
+MAX_GROUPS = 2**20
+"""In a batch, and sequences in a group: more fit into no snapshot."""
 
 MIN_FAILED_IN_ROW = 64
 """Groups that fail in a row, with none trained between, before a pipeline is given up: at least
@@ -28,6 +38,9 @@ def submitted(state: State, event: PipelineSubmitted) -> Pipeline | None:
     and its tenants were told to stop; gang epochs go on rising, so that what an old trainer says is
     not taken for the new one's word. A repeat is ignored, also when its pipeline has ended: the server
     knows ids for two minutes only."""
+    if not _is_sound(event.spec):
+        state.num_ignored += 1
+        return None
     known = state.pipelines.get(event.spec.name)
     past = [] if known is None else known.submissions
     if event.id in past or (known is not None and (known.live or known.stops)):
@@ -47,6 +60,31 @@ def submitted(state: State, event: PipelineSubmitted) -> Pipeline | None:
     state.pipelines[event.spec.name] = pipeline
     state.touch(pipeline)
     return pipeline
+
+
+def _is_sound(spec: PipelineSpec) -> bool:
+    """Decisions can be made for it. Submissions are checked before (`jigsawrl.config`), but whoever
+    reaches a server without credentials can store the event itself, and what can't be decided upon
+    would end every leader that reads it, for ever."""
+    numbers = (
+        spec.num_steps,
+        spec.groups_per_batch,
+        spec.group_size,
+        spec.min_group_size,
+        spec.num_rollout_workers,
+        spec.num_trainer_ranks,
+        spec.pipeline_depth,
+    )
+    every = None if spec.evaluation is None else spec.evaluation.every
+    promised = (spec.terms.weight, spec.terms.max_slowdown)
+    return (
+        NAME_PATTERN.fullmatch(spec.name) is not None
+        and min(numbers) > 0
+        and max(spec.num_rollout_workers, spec.num_trainer_ranks) <= MAX_PROCESSES
+        and max(spec.groups_per_batch, spec.group_size) <= MAX_GROUPS
+        and every != 0
+        and all(value is None or (math.isfinite(value) and value > 0) for value in promised)
+    )
 
 
 def fail(state: State, pipeline: Pipeline, reason: str) -> None:

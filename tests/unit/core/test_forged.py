@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import math
 from random import Random
-from typing import get_args
+from typing import Any, get_args
 
+import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jigsawrl.contract import events as e
 from jigsawrl.contract import parts
 from jigsawrl.contract.message import SubStageKind, Worker
-from jigsawrl.contract.spec import Device
+from jigsawrl.contract.spec import Device, EvaluationSpec, TermsSpec
 from jigsawrl.core.gathering import Work
+from jigsawrl.core.nodes import MAX_DEVICES
 from jigsawrl.core.work_history import Sum, left_s
 from tests.unit.core.hostile import check_history, check_replay
 from tests.unit.core.world import Faults, World, asynchronous, spec
@@ -105,10 +108,46 @@ def test_a_machine_can_not_register_the_devices_of_another_or_one_of_its_own_twi
     world = of_version(World(seed=4, faults=Faults(), pipelines=[spec("a")]))
     state = world.scheduler.state
     other, own = (Device(node, 0, "cpu", 1 << 40) for node in ("node", "evil"))
-    for devices in ((other,), (own, own), (own, other)):
+    many = tuple(Device("evil", index, "cpu", 1 << 40) for index in range(MAX_DEVICES + 1))
+    for devices in ((other,), (own, own), (own, other), many):
         node = Worker(id="evil", boot=world.new_id("boot"))
         tag = world.new_id("forged")
         world.publish(e.NodeStarted(id=tag, node=node, devices=devices))
     assert list(state.nodes) == ["node"]
     world.run()
     assert state.pipelines["a"].stage == "finished"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "b\n"},
+        {"name": "../b"},
+        {"num_steps": 0},
+        {"groups_per_batch": 0},
+        {"groups_per_batch": 2**53},
+        {"group_size": 0},
+        {"group_size": 2**53},
+        {"min_group_size": 0},
+        {"num_rollout_workers": 0},
+        {"num_rollout_workers": 2**53},
+        {"num_trainer_ranks": 0},
+        {"num_trainer_ranks": 2**53},
+        {"pipeline_depth": 0},
+        {"evaluation": EvaluationSpec(every=0)},
+        {"terms": TermsSpec(weight=math.nan)},
+        {"terms": TermsSpec(weight=0.0)},
+        {"terms": TermsSpec(max_slowdown=-1.0)},
+        {"terms": TermsSpec(max_slowdown=math.inf)},
+    ],
+    ids=str,
+)
+def test_a_pipeline_for_which_nothing_can_be_decided_is_ignored(change: dict[str, Any]) -> None:
+    world = World(seed=5, faults=Faults(), pipelines=[spec("a", num_steps=2)], policy="jigsaw")
+    forged = msgspec.structs.replace(spec("b"), **change)
+    tag = world.new_id("forged")
+    world.publish(e.PipelineSubmitted(id=tag, pipeline="b", spec=forged, config=b""))
+    world.run()
+    pipelines = world.scheduler.state.pipelines
+    assert {name: pipeline.stage for name, pipeline in pipelines.items()} == {"a": "finished"}
+    check_history(world)
