@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jigsawrl.cli.plain_view import describe_activity, describe_metrics
+from jigsawrl.cli.status_text import has_ended, state_of
 from jigsawrl.cli.summary import tokens_per_s
 from jigsawrl.contract.requests import Activity, PipelineStatus, Status
 
@@ -64,7 +65,7 @@ def _picture(pipeline: PipelineStatus, activities: list[Activity]) -> Renderable
     head = Table.grid(padding=(0, 2))
     head.add_row(
         Text(pipeline.pipeline, style="bold"),
-        Text(pipeline.state),
+        Text(state_of(pipeline)),
         ProgressBar(total=pipeline.num_steps, completed=pipeline.version, width=30),
         Text(f"step {pipeline.version} / {pipeline.num_steps}"),
         Text(f"{tokens_per_s(pipeline):.0f} tokens/s"),
@@ -77,10 +78,10 @@ def _picture(pipeline: PipelineStatus, activities: list[Activity]) -> Renderable
     if pipeline.waiting_for:
         more = len(pipeline.waiting_for) - MAX_WAITS_SHOWN
         shown = "; ".join(pipeline.waiting_for[:MAX_WAITS_SHOWN])
-        lines.append(Text(f"  waiting for {shown}" + (f" and {more} more" if more > 0 else "")))
+        lines.append(Text(f"  waiting for {shown}" + (f"; {more} more" if more > 0 else "")))
     if pipeline.failure:
         lines.append(Text(f"  {pipeline.failure}", style="bold red"))
-    return Group(head, *lines, _workers(pipeline))
+    return Group(head, *lines) if has_ended(pipeline) else Group(head, *lines, _workers(pipeline))
 
 
 def _workers(pipeline: PipelineStatus) -> Table:

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 
 from jigsawrl.cli.summary import fates_text, tokens_per_s
 from jigsawrl.clocks import skew_text
-from jigsawrl.contract.requests import PipelineStatus, Status, WorkerStatus
+from jigsawrl.contract.requests import NodeStatus, PipelineStatus, Status, WorkerStatus
 
 TITLES = ("PIPELINE", "STATE", "STEP", "REWARD", "TOKENS/S", "STALENESS", "WAITS FOR")
+
+NODE_TITLES = ("NODE", "STATE", "DEVICES", "HEARD")
 
 WORKER_TITLES = ("WORKER", "DEVICE", "SHARE", "STATE", "VERSION", "HOLDS")
 
@@ -19,7 +21,7 @@ UNKNOWN = "-"
 
 
 def overview(status: Status) -> Iterator[str]:
-    """A line per pipeline; the last column is its error where it failed."""
+    """A line per pipeline, whose last column is its error where it failed, and a line per node."""
     if status.pipelines:
         yield from table(TITLES, [_row(pipeline) for pipeline in status.pipelines])
     else:
@@ -30,15 +32,26 @@ def overview(status: Status) -> Iterator[str]:
 
 
 def _nodes(status: Status) -> Iterator[str]:
-    """Only those with which something is wrong: the others show in their workers."""
+    """All that are there or should be, and what is wrong with them."""
+    shown = [node for node in status.nodes if node.state != "left"]
+    if shown:
+        yield ""
+        yield from table(NODE_TITLES, [_node_row(node) for node in shown])
     for node in status.nodes:
         if node.state == "refused":
             yield f"node refused: {node.refused}"
-        elif node.state == "away":
-            yield f"node {node.node} is away, not heard for {node.silent_s:.0f} s"
         skew = skew_text(node.node, node.clock_skew_s)
         if skew is not None and node.state in ("up", "refused"):
             yield skew
+
+
+def _node_row(node: NodeStatus) -> tuple[str, ...]:
+    return (
+        node.node,
+        node.state,
+        ", ".join(node.devices) or "none",
+        f"{node.silent_s:.0f} s ago",
+    )
 
 
 def describe_pipeline(pipeline: PipelineStatus) -> Iterator[str]:
@@ -57,14 +70,18 @@ def describe_pipeline(pipeline: PipelineStatus) -> Iterator[str]:
         yield f"  waits for {cause}"
     if pipeline.failure:
         yield f"  last error: {pipeline.failure}"
-    if pipeline.workers:
+    if pipeline.workers and not has_ended(pipeline):
         yield from table(WORKER_TITLES, [_worker_row(worker) for worker in pipeline.workers])
 
 
 def state_of(pipeline: PipelineStatus) -> str:
     """``running``, or ``paused`` where its user said so."""
-    live = pipeline.state not in ("finished", "failed")
-    return "paused" if pipeline.paused and live else pipeline.state
+    return "paused" if pipeline.paused and not has_ended(pipeline) else pipeline.state
+
+
+def has_ended(pipeline: PipelineStatus) -> bool:
+    """Its workers are the ones that it had: their processes are gone."""
+    return pipeline.state in ("finished", "failed")
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -77,7 +94,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 def _row(pipeline: PipelineStatus) -> tuple[str, ...]:
     waits = pipeline.waiting_for
-    more = f" and {len(waits) - 1} more" if len(waits) > 1 else ""
+    more = f"; {len(waits) - 1} more" if len(waits) > 1 else ""
     return (
         pipeline.pipeline,
         state_of(pipeline),

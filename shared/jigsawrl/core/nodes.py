@@ -165,7 +165,7 @@ def release(state: State, outbox: Outbox) -> None:
         node.released = True
     state.node_orders = waiting
     for boot, name in state.unwanted.items():
-        reason = f"another node is called {name}: give each its own --node NAME"
+        reason = f"another node is called {name}: give each a name of its own"
         outbox.add(ReleaseNode(**outbox.to(Worker(id=name, boot=boot)), reason=reason))
     state.unwanted = {}
 

@@ -10,8 +10,8 @@ from jigsawrl.core.introduction import Introduction
 from jigsawrl.core.pipelines import rests, running_s
 from jigsawrl.core.state import FATES, Pipeline, State, Tenant
 
-MAX_IDS = 8
-"""Ids named per cause; the rest is counted."""
+MAX_IDS = 3
+"""Ids named per cause, enough to look one up and to fit a table's cell; the rest is counted."""
 
 
 def pipeline_status(state: State, pipeline: Pipeline) -> PipelineStatus:
@@ -125,7 +125,7 @@ def waiting_for(state: State, pipeline: Pipeline) -> list[str]:
         return []
     if pipeline.stage == "queued":
         return room.waits_for(state, pipeline)
-    causes = [_tenant_wait(t) for t in pipeline.tenants.values() if not t.usable]
+    causes = [_tenant_wait(state, t) for t in pipeline.tenants.values() if not t.usable]
     if pipeline.waits_for is not None and (pipeline.paused or _has_more_to_place(pipeline)):
         causes.append(pipeline.waits_for)
     if pipeline.version is None:
@@ -139,14 +139,28 @@ def waiting_for(state: State, pipeline: Pipeline) -> list[str]:
     return causes
 
 
-def _tenant_wait(tenant: Tenant) -> str:
+def _tenant_wait(state: State, tenant: Tenant) -> str:
     if tenant.lost and tenant.node is None:
         return f"{tenant.id} to be heard again"
+    if (tenant.lost or tenant.leaving) and _has_checkpoints_apart(state, tenant):
+        return (
+            f"{tenant.id}'s node {tenant.node} to be started again: no other node sees its runs folder,"
+            " where its checkpoints are"
+        )
     if tenant.lost:
         return f"{tenant.id} or its node {tenant.node} to be heard again, or room for it elsewhere"
     if tenant.leaving:
         return f"room for {tenant.id} elsewhere: its node {tenant.node} leaves"
     return f"{tenant.id} to {'start' if tenant.boot is None else 'get ready'}"
+
+
+def _has_checkpoints_apart(state: State, tenant: Tenant) -> bool:
+    """Others are up, and room on them would not help."""
+    home = None if tenant.node is None else state.nodes.get(tenant.node)
+    if home is None or tenant.role != "trainer":
+        return False
+    others = [node for node in state.nodes.values() if node is not home and node.open]
+    return bool(others) and all(not node.runs_id or node.runs_id != home.runs_id for node in others)
 
 
 def _work(pipeline: Pipeline) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from jigsawrl.cli.status_text import describe_pipeline, overview, table
 from jigsawrl.contract.requests import FateCounts, NodeStatus, WorkerStatus
-from tests.unit.cli.statuses import status
+from tests.unit.cli.statuses import FINISHED, status
 
 
 def test_columns_are_as_wide_as_their_longest_cell() -> None:
@@ -22,7 +22,7 @@ def test_a_line_says_state_step_reward_and_what_is_waited_for() -> None:
         waiting_for=("x", "y"),
     )
     line = list(overview(told))[1]
-    assert line.split() == ["tiny", "running", "2/3", "0.25", "0", "0.5", "x", "and", "1", "more"]
+    assert line.split() == ["tiny", "running", "2/3", "0.25", "0", "0.5", "x;", "1", "more"]
 
 
 def test_a_failure_stands_in_place_of_waits_and_a_pause_in_place_of_the_state() -> None:
@@ -52,8 +52,15 @@ def test_one_pipeline_in_full_names_conservation_workers_and_shares() -> None:
     assert "tiny.rollout0  node0/cpu1  75%    ready  2        3" in text
 
 
-def test_nodes_are_named_that_are_refused_away_or_off_in_time() -> None:
-    def line(**changes: Any) -> str:
+def test_workers_of_a_pipeline_that_has_ended_are_not_shown_as_if_they_lived() -> None:
+    finished = status(**FINISHED).pipelines[0]
+    assert "tiny.rollout0" not in "\n".join(describe_pipeline(finished))
+    running = msgspec.structs.replace(finished, state="running")
+    assert "tiny.rollout0" in "\n".join(describe_pipeline(running))
+
+
+def test_each_node_has_a_line_and_what_is_wrong_with_one_has_another() -> None:
+    def lines(**changes: Any) -> list[str]:
         base: dict[str, Any] = {
             "node": "node1",
             "state": "up",
@@ -64,9 +71,15 @@ def test_nodes_are_named_that_are_refused_away_or_off_in_time() -> None:
             "clock_skew_s": 0.5,
         }
         told = msgspec.structs.replace(status(), nodes=(NodeStatus(**(base | changes)),))
-        return "\n".join(list(overview(told))[2:])
+        return list(overview(told))[2:]
 
-    assert line() == line(state="left", clock_skew_s=9.0) == ""
-    assert line(state="away") == "node node1 is away, not heard for 40 s"
-    assert line(state="refused", refused="why") == "node refused: why"
-    assert line(clock_skew_s=-9.0).startswith("the clock of node1 is 9.0 s behind")
+    devices = ("node1/cpu0", "node1/cpu1")
+    assert lines(state="left", clock_skew_s=9.0) == []
+    assert lines(devices=devices) == [
+        "",
+        "NODE   STATE  DEVICES                 HEARD",
+        "node1  up     node1/cpu0, node1/cpu1  40 s ago",
+    ]
+    assert lines(state="away")[2:] == ["node1  away   none     40 s ago"]
+    assert lines(state="refused", refused="why")[3:] == ["node refused: why"]
+    assert lines(clock_skew_s=-9.0)[3].startswith("the clock of node1 is 9.0 s behind")

@@ -72,7 +72,7 @@ def test_the_live_picture_shows_progress_activity_waits_and_workers() -> None:
     view.on_activity(activity(120), now_s=1.0)
     view.on_notice("node ended with status 1; starting it again")
     waiting = tuple(f"tiny/g{number}" for number in range(5))
-    changed = FINISHED | {"waiting_for": waiting}
+    changed = FINISHED | {"state": "running", "waiting_for": waiting}
     view.on_status(status(num_dead_letters=1, **changed), now_s=2.0)
     view.close()
     shown = output.getvalue()
@@ -81,9 +81,19 @@ def test_the_live_picture_shows_progress_activity_waits_and_workers() -> None:
         "250 tokens/s",
         "v3: 0.750",
         "warm-up 120 / 4000",
-        "tiny/g2 and 2 more",
+        "tiny/g2; 2 more",
         "tiny.rollout0",
         "dead letters: 1",
         "starting it again",
     ):
         assert text in shown, text
+
+
+def test_the_live_picture_says_paused_and_leaves_out_workers_that_are_gone() -> None:
+    output = io.StringIO()
+    view = LiveView(Console(file=output, width=100, force_terminal=True))
+    view.on_status(status(**FINISHED), now_s=1.0)
+    assert "tiny.rollout0" not in output.getvalue()
+    view.on_status(status(paused=True), now_s=2.0)
+    view.close()
+    assert "paused" in output.getvalue()

@@ -173,6 +173,8 @@ def test_a_trainer_stays_where_its_checkpoints_are() -> None:
     world.run_until(lambda: not world.scheduler.state.nodes["m0"].up)
     assert homes(world)["p.trainer0"] == "m0"
     assert homes(world)["p.rollout0"] == "far"
+    assert "p.trainer0's node m0 to be started again: no other node sees its runs" in waits(world)
+    assert "room for it" not in waits(world)
     world.machines.start("m0")
     world.publish(e.NodeStopped(id="gone", node=far, reason="told to"))
     world.run()
