@@ -100,7 +100,7 @@ def _text_processors(service: str) -> list[Any]:
         structlog.contextvars.merge_contextvars,
         _constants({"service": service}),
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
+        structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S.%f", utc=False),
         structlog.processors.format_exc_info,
     ]
 

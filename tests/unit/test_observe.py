@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -40,6 +41,9 @@ def entries(code: str) -> list[dict[str, Any]]:
 def test_text_is_the_default_and_names_the_service() -> None:
     (line,) = written('log.warning("fell back", device="n/cpu0")')
     assert "level='warning' service='rollout' event='fell back' device='n/cpu0'" in line
+    found = re.match(r"timestamp='(\S+ \S+)' ", line)
+    assert found is not None
+    assert datetime.fromisoformat(found[1]), "a daemon runs for days"
     assert "p.rollout0" not in line, "the name of the log file says it"
 
 

@@ -1,4 +1,4 @@
-"""`jigsaw logs`: what the processes of a daemon on this machine wrote, and go on writing.
+"""`jigsaw logs`: what the processes of a daemon or a node on this machine wrote, and go on writing.
 
 Called by `main`. A tenant's log lies with its node, so that a cluster's logs are read on the machine
 of each node.
@@ -26,6 +26,8 @@ def show_logs(
     """The last lines of each log that is meant, a block per log; with `follow` what comes after, as it
     comes, until interrupted."""
     logs = named(folder, name)
+    if not follow and not any(last_lines(path, 1) for path in logs):
+        write(f"nothing was written yet by {_names(logs)}: they log what goes wrong")
     for path in logs:
         for line in last_lines(path, num_lines):
             write(f"{path.stem} | {line}")
@@ -39,15 +41,23 @@ def named(folder: Path, name: str | None) -> list[Path]:
     where there is none."""
     found = sorted(
         path
-        for place in ("logs", "nats", "node/logs")
-        for path in (folder / place).glob("*.log")
+        for pattern in ("logs/*.log", "nats/*.log", "node/logs/*.log", "nodes/*/logs/*.log")
+        for path in folder.glob(pattern)
         if name is None or path.stem == name or path.stem.startswith(f"{name}.")
     )
     if not found:
-        known = ", ".join(path.stem for path in named(folder, None)) if name is not None else "none"
-        what = "logs" if name is None else f"log of {name}"
-        raise CommandError(f"no {what} in {folder}; there are: {known}", status=EXIT_BAD_INPUT)
+        if name is None:
+            what = (
+                f"no logs in {folder}: nothing ran there; name a daemon's or a node's by --folder"
+            )
+        else:
+            what = f"no log of {name} in {folder}; there are: {_names(named(folder, None))}"
+        raise CommandError(what, status=EXIT_BAD_INPUT)
     return found
+
+
+def _names(logs: list[Path]) -> str:
+    return ", ".join(sorted({path.stem for path in logs}))
 
 
 def last_lines(path: Path, num_lines: int) -> list[str]:

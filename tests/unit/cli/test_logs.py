@@ -44,3 +44,20 @@ def test_a_name_without_a_log_is_answered_with_those_there_are(folder: Path) -> 
         show_logs(folder, "x", num_lines=2, follow=False)
     with pytest.raises(CommandError, match="no logs in"):
         show_logs(folder / "nowhere", None, num_lines=2, follow=False)
+
+
+def test_a_node_that_joined_from_its_own_folder_has_its_tenants_logs_there(tmp_path: Path) -> None:
+    log = tmp_path / "nodes/b/logs/p.rollout0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("five\n")
+    lines: list[str] = []
+    show_logs(tmp_path, "p", num_lines=2, follow=False, write=lines.append)
+    assert lines == ["p.rollout0 | five"]
+
+
+def test_logs_without_a_line_are_told_instead_of_silence(folder: Path) -> None:
+    for name in ("p.trainer0", "p.rollout0"):
+        (folder / f"node/logs/{name}.log").write_text("")
+    lines: list[str] = []
+    show_logs(folder, "p", num_lines=2, follow=False, write=lines.append)
+    assert lines == ["nothing was written yet by p.rollout0, p.trainer0: they log what goes wrong"]
