@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from msgspec.inspect import StructType, UnionType
 
@@ -33,8 +35,19 @@ def test_every_key_is_explained_and_no_other() -> None:
     assert named | {"path"} == keys(pipeline_type())
 
 
-def test_the_pipeline_in_the_readme_is_valid(tmp_path: Path) -> None:
+def test_the_pipeline_in_the_readme_is_valid_and_says_what_the_example_says(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text().partition("```toml\n")[2].partition("```")[0]
     path = tmp_path / "readme.toml"
     path.write_text(text)
     assert load_config(path).name == "sort-digits"
+    example = flat(tomllib.loads((ROOT / "examples" / "sort-digits.toml").read_text()))
+    assert flat(tomllib.loads(text)).items() <= example.items(), "who copies it gets what learns"
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return found
