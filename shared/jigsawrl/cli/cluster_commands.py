@@ -62,6 +62,13 @@ def _add_machine_parsers(commands: argparse._SubParsersAction[argparse.ArgumentP
     node.add_argument(
         "--notice", type=float, metavar="SECONDS", help="to hand over after SIGTERM; default: 20"
     )
+    node.add_argument(
+        "--metrics",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
+        help="for Prometheus: this node's and its tenants'; default: 127.0.0.1:9465",
+    )
     _add_cluster(node)
 
     logs = commands.add_parser("logs", help="what processes on this machine wrote")
@@ -217,6 +224,7 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _node(arguments: argparse.Namespace) -> int:
+    from jigsawrl.cli.metrics_addresses import node_metrics_address
     from jigsawrl.cli.node_command import NOTICE_S, default_name, join
 
     name = arguments.name or default_name()
@@ -228,6 +236,7 @@ def _node(arguments: argparse.Namespace) -> int:
         runs_folder=arguments.runs_folder or folder / "runs",
         devices=arguments.devices,
         notice_s=NOTICE_S if arguments.notice is None else arguments.notice,
+        metrics=node_metrics_address(arguments.metrics),
     )
 
 

@@ -1,5 +1,6 @@
-"""Where a daemon's services serve their metrics: the scheduler at the port that is asked for, the node
-at the next one. Asked of `jigsaw up`, which refuses what can't work before anything is started."""
+"""Where services serve their metrics: a daemon's scheduler at the port that is asked for, its node at
+the next one; a node that joins at its own. Asked of `jigsaw up` and `jigsaw node`, which refuse what
+can't work before anything is started."""
 
 from __future__ import annotations
 
@@ -32,6 +33,23 @@ def metrics_addresses(wanted: str | None) -> MetricsAddresses | None:
     except ValueError as error:
         raise CommandError(f"--metrics {error}", status=EXIT_BAD_INPUT) from None
     return MetricsAddresses(*(format_address(host, one) for one in ports))
+
+
+def node_metrics_address(wanted: str | None) -> str | None:
+    """For the ``--metrics`` of a machine that joins (empty: the port that a daemon's node has); raises
+    `CommandError` as above."""
+    if wanted is None:
+        return None
+    try:
+        if wanted:
+            host, port = parse_address(wanted)
+        else:
+            host, port = parse_address(DEFAULT_ADDRESS)
+            port += 1
+        _check_free(host, port)
+    except ValueError as error:
+        raise CommandError(f"--metrics {error}", status=EXIT_BAD_INPUT) from None
+    return format_address(host, port)
 
 
 def _check_free(host: str, port: int) -> None:

@@ -35,6 +35,7 @@ def join(
     runs_folder: Path,
     devices: str | None,
     notice_s: float,
+    metrics: str | None,
 ) -> int:
     """Become the node `name` with its state in `folder`; never returns where that works."""
     require_programs("services")
@@ -53,6 +54,8 @@ def join(
     command += ["--state-dir", str(folder), "--runs-folder", str(runs), "--notice", str(notice_s)]
     if devices is not None:
         command += ["--devices", devices]
+    if metrics is not None:
+        command += ["--metrics", metrics]
     if address.credentials is not None:
         command += ["--credentials", str(address.credentials.resolve())]
     os.execv(sys.executable, command)

@@ -8,7 +8,7 @@ import pytest
 
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
 from jigsawrl.cli.main import main
-from jigsawrl.cli.metrics_addresses import metrics_addresses
+from jigsawrl.cli.metrics_addresses import metrics_addresses, node_metrics_address
 
 
 def test_nothing_is_served_unless_it_is_asked_for() -> None:
@@ -24,6 +24,23 @@ def test_the_node_has_the_next_port() -> None:
         port = found.getsockname()[1]
     addresses = metrics_addresses(f"127.0.0.1:{port}")
     assert addresses == (f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}")
+
+
+def test_a_machine_that_joins_serves_its_own_where_it_is_told() -> None:
+    assert node_metrics_address(None) is None
+    assert node_metrics_address("127.0.0.1:0") == "127.0.0.1:0"
+    with pytest.raises(CommandError, match=r"^--metrics 9465: "):
+        node_metrics_address("9465")
+
+
+def test_a_port_that_is_taken_is_told_before_a_machine_joins(
+    tmp_path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        options = ["--url", "nats://127.0.0.1:1", "--folder", f"{tmp_path}/d", "--metrics", address]
+        assert main(["node", *options]) == EXIT_BAD_INPUT
+    assert f"--metrics {address}: Address already in use" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["9464", "127.0.0.1:65535", "256.0.0.1:9464"])
