@@ -80,12 +80,14 @@ class Recording:
                 return moment.at_s
         return None
 
-    def longest_gap_s(self, after_s: float, *, within_s: float) -> tuple[float, float]:
-        """Between two messages, of those that end in the time given; (when it ended, its length)."""
-        times = [moment.at_s for moment in self.moments]
-        gaps = [
-            (end, end - start)
+    def longest_gap_s(
+        self, after_s: float, *, within_s: float, of: type[Event] = Event
+    ) -> tuple[float, float]:
+        """Between two messages of a kind, of those that end in the time given; (its length, when it
+        ended)."""
+        times = [moment.at_s for moment in self.moments if isinstance(moment.event, of)]
+        return max(
+            (end - start, end)
             for start, end in itertools.pairwise(times)
             if after_s < end < after_s + within_s
-        ]
-        return max(gaps, key=lambda gap: gap[1])
+        )
