@@ -12,7 +12,10 @@ class Introduction(msgspec.Struct):
     schema: int
     code_version: str
     clock_skew_s: float | None = None
-    """Its wall clock less the server's, as of its last message, and too small by that one's way."""
+    """Its wall clock less the server's, and too small by the way of its messages: the greater of what
+    its last two say, since one that waited out an outage makes a clock look late by its length."""
+    last_skew_s: float | None = None
+    """What its last message says."""
     left: bool = False
     """It said that it stops."""
     refused: str | None = None

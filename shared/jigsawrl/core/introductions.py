@@ -85,4 +85,7 @@ def heard(state: State, event: Heartbeat) -> None:
 def _look_at_clock(state: State, known: Introduction, clock_s: float | None) -> None:
     stored_s = state.clock.last_timestamp_s
     if clock_s is not None and stored_s is not None and math.isfinite(clock_s):
-        known.clock_skew_s = clock_s - stored_s
+        skew_s = clock_s - stored_s
+        before_s = known.last_skew_s
+        known.clock_skew_s = skew_s if before_s is None else max(before_s, skew_s)
+        known.last_skew_s = skew_s
