@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from secured import connect_as
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.client import NatsBus, connect
 from jigsawrl.bus.connection import RECONNECT_PATIENCE_S, ROUND_TRIP_TIMEOUT_S, cancellation_kept
-from jigsawrl.bus.server import EmbeddedServer
+from jigsawrl.bus.server import EmbeddedServer, find_server
 
 
 class Proxy:
@@ -193,3 +194,39 @@ async def test_a_cancellation_that_arrives_together_with_the_answer_is_not_lost(
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        ",",
+        "nats://",
+        "nats://127.0.0.1:99999",
+        "nats://127.0.0.1:0",
+        "nats://127.0.0.1:abc",
+        "nats://[::1",
+        "nats://a b:4222",
+        "http://127.0.0.1:4222",
+        "nats://127.0.0.1:4222,",
+    ],
+)
+async def test_what_is_no_address_is_said_at_once(url: str):
+    with pytest.raises(BusError, match=r"is no address of NATS: write nats://HOST:PORT"):
+        await connect(url, name="test", timeout_s=60)
+
+
+async def test_a_server_without_jetstream_is_named_as_the_reason(tmp_path: Path):
+    log = tmp_path / "log"
+    server = await asyncio.create_subprocess_exec(
+        find_server(), "-a", "127.0.0.1", "-p", "-1", "-l", str(log)
+    )
+    await until(lambda: log.exists() and "Server is ready" in log.read_text())
+    port = re.search(r"Listening for client connections on \S+:(\d+)", log.read_text())
+    assert port is not None
+    bus = await connect(f"nats://127.0.0.1:{port[1]}", name="test")
+    with pytest.raises(BusError, match="JetStream does not answer: is this the cluster's address"):
+        await bus.connection.call("look", lambda js: js.stream_info("X"))
+    await bus.close()
+    server.terminate()
+    await server.wait()

@@ -25,7 +25,7 @@ from nats.js import JetStreamContext
 from jigsawrl.bus.base import BusError
 from jigsawrl.bus.credentials import Credentials, refusal
 from jigsawrl.bus.denials import Denials, is_denial
-from jigsawrl.bus.opening import CLOSE_TIMEOUT_S, abort, discard, open_client
+from jigsawrl.bus.opening import CLOSE_TIMEOUT_S, abort, check_url, discard, open_client
 
 log = logging.getLogger("jigsawrl.bus")
 
@@ -125,6 +125,7 @@ class Connection:
     async def open(self, timeout_s: float) -> None:
         """Connect; raises `BusError` where no server answers within `timeout_s`, and at once where it
         does not take us."""
+        check_url(self.url)
         try:
             async with asyncio.timeout(timeout_s):
                 self._client = await self._connect()
@@ -374,6 +375,11 @@ def is_lack_of_room(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """One line for people."""
+    if isinstance(error, nats.js.errors.ServiceUnavailableError) and not error.code:
+        return (
+            "JetStream does not answer: is this the cluster's address? A server of your own needs a"
+            " jetstream block (deploy/nats/)"
+        )
     if isinstance(error, nats.js.errors.APIError) and error.description:
         return error.description
     return str(error) or type(error).__name__

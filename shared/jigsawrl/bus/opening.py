@@ -11,11 +11,18 @@ import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 
 from jigsawrl.bus.base import BusError
-from jigsawrl.bus.credentials import Credentials, expiry, read_credentials, refusal, warning
+from jigsawrl.bus.credentials import (
+    Credentials,
+    expiry,
+    read_credentials,
+    refusal,
+    warning,
+)
 from jigsawrl.bus.denials import Denials, GuardedClient
 from jigsawrl.bus.permissions import inbox_of
 
@@ -111,6 +118,23 @@ async def open_client(
         await discard(client)
         raise
     return client
+
+
+def check_url(url: str) -> None:
+    """Raises `RefusedError` for what nats-py does not take as addresses, or takes otherwise than it is
+    meant. It would end in a traceback there, or in no answer."""
+    for address in url.split(","):
+        try:
+            parsed = urlsplit(address if "://" in address else f"nats://{address}")
+            is_sound = parsed.scheme in ("nats", "tls") and bool(parsed.hostname)
+            is_sound = is_sound and parsed.port != 0 and not any(map(str.isspace, address))
+        except ValueError:
+            is_sound = False
+        if not is_sound:
+            raise RefusedError(
+                f"{url!r} is no address of NATS: write nats://HOST:PORT, or tls://HOST:PORT, several"
+                " with commas between"
+            )
 
 
 def _identity(credentials: Credentials | None) -> dict[str, Any]:
