@@ -72,6 +72,7 @@ def detach(folder: Path, *options: str) -> int:
     log = folder / "logs" / "daemon.log"
     command = [sys.executable, "-m", "jigsawrl.cli.main", "up", "--folder", str(folder), *options]
     with log.open("ab") as output:
+        num_before_bytes = output.tell()  # of earlier daemons: not why this one ended
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -87,7 +88,7 @@ def detach(folder: Path, *options: str) -> int:
                 print(f"up: {daemon.url} (folder {folder})")
                 return 0
         if process.poll() is not None:
-            for line in tail(log):
+            for line in tail(log, after_bytes=num_before_bytes):
                 print(f"  | {line}", file=sys.stderr)
             raise CommandError(f"the daemon ended with status {process.returncode}; see {log}")
         time.sleep(POLL_S)

@@ -82,12 +82,13 @@ def describe_exit(code: int) -> str:
     return f"signal {-code}"
 
 
-def tail(path: Path) -> list[str]:
-    """The last lines of a log; empty where there is none."""
+def tail(path: Path, *, after_bytes: int = 0) -> list[str]:
+    """The last lines of a log, of those behind its first `after_bytes`; empty where there is none."""
     try:
-        return path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        text = path.read_bytes()[after_bytes:].decode(errors="replace")
     except OSError:
         return []
+    return text.splitlines()[-TAIL_LINES:]
 
 
 class Program:

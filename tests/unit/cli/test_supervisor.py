@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jigsawrl.cli.supervisor import GaveUpError, Program, describe_exit, keep_alive
+from jigsawrl.cli.supervisor import GaveUpError, Program, describe_exit, keep_alive, tail
 
 SERVE = ("0", "--bind", "127.0.0.1")
 
@@ -91,3 +91,14 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
 )
 def test_an_exit_code_is_told_in_words(code: int, text: str) -> None:
     assert describe_exit(code) == text
+
+
+def test_the_tail_of_a_log_can_leave_out_what_was_there_before(tmp_path: Path) -> None:
+    log = tmp_path / "daemon.log"
+    log.write_text("an earlier reason é\n")
+    before = log.stat().st_size
+    with log.open("a") as output:
+        output.write("this one\n")
+    assert tail(log) == ["an earlier reason é", "this one"]
+    assert tail(log, after_bytes=before) == ["this one"]
+    assert tail(tmp_path / "none") == []
