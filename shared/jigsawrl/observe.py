@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
@@ -26,6 +27,9 @@ VARIABLE = "JIGSAW_LOG"
 Format = Literal["text", "json"]
 
 Entry = MutableMapping[str, Any]
+
+_TEXT_HEAD = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ [a-z]+ [\w-]+: ")
+"""Of what `_text_line` writes."""
 
 
 def log_format() -> Format:
@@ -49,11 +53,7 @@ def configure_logging(*, service: str, **ids: str) -> None:
         wanted, problem = "text", str(error)
     processors = _json_processors(service, ids) if wanted == "json" else _text_processors(service)
     renderer: Any = (
-        structlog.processors.JSONRenderer(default=str)
-        if wanted == "json"
-        else structlog.processors.KeyValueRenderer(
-            key_order=["timestamp", "level", "service", "event"], drop_missing=True
-        )
+        structlog.processors.JSONRenderer(default=str) if wanted == "json" else _text_line
     )
     structlog.configure(
         processors=[*processors, renderer],
@@ -67,6 +67,23 @@ def configure_logging(*, service: str, **ids: str) -> None:
         structlog.get_logger().warning("writes text", reason=problem)
 
 
+def _text_line(logger: Any, method: str, entry: Entry) -> str:
+    """``2026-01-31 12:00:00.000000 warning rollout: fell back  device=n/cpu0``, a traceback below."""
+    trace = entry.pop("exception", None)
+    when, level, service, event = (
+        entry.pop(key, "-") for key in ("timestamp", "level", "service", "event")
+    )
+    details = " ".join(f"{name}={_text_value(value)}" for name, value in entry.items())
+    line = f"{when} {level} {service}: {event}" + (f"  {details}" if details else "")
+    return line if trace is None else f"{line}\n{trace}"
+
+
+def _text_value(value: Any) -> str:
+    """Quoted where its end would not be seen."""
+    is_word = isinstance(value, str) and value and not set(value) & set(" =\"'\n")
+    return str(value) if is_word else repr(value)
+
+
 def about(**ids: Any) -> AbstractContextManager[None]:
     """Bind ids to every line of a block and of the tasks that it starts; those that are None are left
     out."""
@@ -76,11 +93,11 @@ def about(**ids: Any) -> AbstractContextManager[None]:
 
 
 def last_words(line: str) -> str:
-    """What a line of a log says, for people: a line of JSON without its braces."""
+    """What a line of a log says, for people: without braces, or when and by whom it was written."""
     try:
         entry = json.loads(line)
     except ValueError:
-        return line
+        return _TEXT_HEAD.sub("", line)
     if not isinstance(entry, dict) or "event" not in entry:
         return line
     known = (entry.get(key) for key in ("reason", "error", "exception"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -39,11 +38,10 @@ def entries(code: str) -> list[dict[str, Any]]:
 
 
 def test_text_is_the_default_and_names_the_service() -> None:
-    (line,) = written('log.warning("fell back", device="n/cpu0")')
-    assert "level='warning' service='rollout' event='fell back' device='n/cpu0'" in line
-    found = re.match(r"timestamp='(\S+ \S+)' ", line)
-    assert found is not None
-    assert datetime.fromisoformat(found[1]), "a daemon runs for days"
+    (line,) = written('log.warning("fell back", device="n/cpu0", why="no room")')
+    when, _, rest = line.partition(" warning ")
+    assert rest == "rollout: fell back  device=n/cpu0 why='no room'"
+    assert datetime.fromisoformat(when), "with a date: a daemon runs for days"
     assert "p.rollout0" not in line, "the name of the log file says it"
 
 
@@ -80,7 +78,20 @@ logging.getLogger("other").warning("shown")
         "p.rollout0",
     )
     assert other["event"] == "shown"
-    assert "event='shown'" in written(code)[1]
+    assert written(code)[1].endswith(" warning rollout: shown")
+
+
+def test_a_traceback_in_text_stands_below_its_line_and_ends_with_the_error() -> None:
+    code = """
+try:
+    raise ValueError("no model")
+except ValueError:
+    log.exception("refused")
+"""
+    first, second, *_, last = written(code)
+    assert first.endswith(" error rollout: refused")
+    assert second.startswith("Traceback")
+    assert last == "ValueError: no model"
 
 
 def test_an_error_that_ends_the_program_is_one_line_of_json() -> None:
@@ -112,6 +123,7 @@ def test_a_format_that_is_none_is_told_and_text_is_written() -> None:
         ('{"event": "refused", "reason": "no model"}', "refused: no model"),
         ('{"event": "stopped"}', "stopped"),
         ("[1, 2]", "[1, 2]"),
+        ("2026-01-31 12:00:00.000001 error rollout: refused  reason=full", "refused  reason=full"),
         ("{broken", "{broken"),
     ],
 )
