@@ -95,7 +95,7 @@ def make(
         raise CommandError(
             f"can't write {error.filename or folder}: {error.strerror}", status=EXIT_BAD_INPUT
         ) from None
-    _tell(folder, sorted(named), configs, valid_until)
+    _tell(folder, sorted(named), configs, valid_until, servers)
     return 0
 
 
@@ -248,12 +248,21 @@ def _write(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def _tell(folder: Path, named: Sequence[str], configs: Sequence[str], until: datetime) -> None:
+def _tell(
+    folder: Path, named: Sequence[str], configs: Sequence[str], until: datetime, servers: Servers
+) -> None:
+    """What was made, and where each part goes next."""
     for group in named:
         print(f"group {group}: {folder / group}/ROLE{SUFFIX}, until {until:%Y-%m-%d %H:%M} UTC")
+    print(f"servers: valid at {', '.join(servers.names())}")
+    if not servers.hosts and not servers.cluster:
+        print("         for other machines: --hosts NAME, with --renew where it was made before")
+    if servers.cluster:
+        shown = ", ".join(str(folder / name) for name in configs)
+        print(f"         start each with nats-server -c FILE: {shown}")
+    else:
+        print(f"         start one with jigsaw up --listen HOST:4222 --credentials {folder}")
     print(
-        f"server: {', '.join(str(folder / name) for name in configs)}; one that runs reads it again"
+        "         one that runs takes this up at nats-server --signal reload, or jigsaw down and up"
     )
-    print(
-        f"        at nats-server --signal reload; keep {folder / CA_KEY} where nobody else reads it"
-    )
+    print(f"authority: keep {folder / CA_KEY} where nobody else reads it")

@@ -121,6 +121,19 @@ def test_bad_input_is_one_line_and_nothing_is_made(
     assert not (tmp_path / "made").exists()
 
 
+def test_what_was_made_is_told_with_what_to_do_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path, group="red")
+    here = capsys.readouterr().out
+    assert "for other machines: --hosts NAME" in here
+    assert f"jigsaw up --listen HOST:4222 --credentials {tmp_path}" in here
+    make(tmp_path, group="red", hosts=("a.example",), renew=True)
+    there = capsys.readouterr().out
+    assert "a.example" in there
+    assert "for other machines" not in there
+
+
 def test_an_authority_without_its_key_signs_nothing(tmp_path: Path) -> None:
     make(tmp_path, group="red")
     (tmp_path / "ca.key").unlink()
