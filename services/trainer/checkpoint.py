@@ -8,6 +8,7 @@ and lists the sha256 of each file: what is not as it was written is not used.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -138,20 +139,29 @@ def committed(run_folder: Path) -> list[Path]:
     return [folder for _, folder in sorted(found, reverse=True)]
 
 
+def is_replaced(run_folder: Path, *, gang_epoch: int) -> bool:
+    """Whether a later gang has begun to write: the run folder is that one's from then on."""
+    folders = (run_folder / FOLDER).glob("v*-e*")
+    return any(_epoch_of(folder) > gang_epoch for folder in folders)
+
+
 def latest(run_folder: Path) -> Checkpoint | None:
     """The best checkpoint that is whole; None where none was ever committed.
 
     Raises ValueError where all of them are corrupt."""
-    folders = committed(run_folder)
-    for folder in folders:
+    passed: list[Path] = []
+    # Looked for anew each time: a replaced gang that still runs may have put a newer one in the place
+    # of the one that was read.
+    while folders := [folder for folder in committed(run_folder) if folder not in passed]:
         try:
-            return read(folder)
+            return read(folders[0])
         except ValueError as error:
             log.warning("corrupt checkpoint passed over", reason=str(error))
-    if folders:
+            passed.append(folders[0])
+    if passed:
         raise ValueError(
-            f"all checkpoints in {run_folder / FOLDER} are corrupt ({len(folders)}, newest"
-            f" {folders[0].name}); restore one from a backup, or start a new run"
+            f"all checkpoints in {run_folder / FOLDER} are corrupt ({len(passed)}, newest"
+            f" {passed[0].name}); restore one from a backup, or start a new run"
         )
     return None
 
@@ -172,15 +182,24 @@ def read(folder: Path) -> Checkpoint:
     return Checkpoint(path=folder, state=state, tensors=tensors)
 
 
-def prune(run_folder: Path, *, keep_last: int) -> None:
-    """Remove all but the best `keep_last` committed checkpoints, and attempts without a marker.
+def prune(run_folder: Path, *, keep_last: int, gang_epoch: int) -> None:
+    """Remove all but the best `keep_last` committed checkpoints, and attempts without a marker; never
+    what a later gang writes, which this one does not know that it was replaced by.
 
     The marker goes first, so that a half-removed checkpoint is none."""
-    kept = committed(run_folder)[:keep_last]
+    own = [folder for folder in committed(run_folder) if _epoch_of(folder) <= gang_epoch]
     for folder in (run_folder / FOLDER).glob("v*-e*"):
-        if folder not in kept:
+        if folder in own[:keep_last] or _epoch_of(folder) > gang_epoch:
+            continue
+        # A replaced gang may be removing the same one; what that leaves, the next call removes.
+        with contextlib.suppress(FileNotFoundError):
             (folder / MARKER).unlink(missing_ok=True)
             shutil.rmtree(folder)
+
+
+def _epoch_of(folder: Path) -> int:
+    match = _NAME.fullmatch(folder.name)
+    return int(match[2]) if match else 0
 
 
 def _file(folder: Path, name: str) -> Path:

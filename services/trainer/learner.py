@@ -179,15 +179,15 @@ class Learner:
         return self.version == last or self.version % self._config.trainer.checkpoint.every == 0
 
     def commit_checkpoint(self) -> Path:
-        """Write and commit the state, drop old checkpoints; nothing to do where it is there. All ranks
-        gather it, rank 0 writes."""
+        """Write and commit the state, drop old checkpoints; nothing to do where it is there, or where a
+        later gang writes. All ranks gather it, rank 0 writes."""
         path = checkpoint.path_of(
             self._run_folder, version=self.version, gang_epoch=self._gang_epoch
         )
         if self._saved_version == self.version:
             return path
         tensors = self._tensors()
-        if self._leads and not checkpoint.is_committed(path):
+        if self._leads and not checkpoint.is_committed(path) and not self.is_replaced():
             self._write_checkpoint(tensors)
         self._saved_version = self.version
         return path
@@ -209,7 +209,15 @@ class Learner:
                 tokenizer=self._tokenizer,
             )
             checkpoint.commit(path)
-            checkpoint.prune(self._run_folder, keep_last=self._config.trainer.checkpoint.keep_last)
+            checkpoint.prune(
+                self._run_folder,
+                keep_last=self._config.trainer.checkpoint.keep_last,
+                gang_epoch=self._gang_epoch,
+            )
+
+    def is_replaced(self) -> bool:
+        """Whether a later gang writes into the run folder."""
+        return checkpoint.is_replaced(self._run_folder, gang_epoch=self._gang_epoch)
 
     def commit_at_stop(self) -> None:
         """Leave a checkpoint of the version that stands, where the weights are still its own and all
@@ -253,6 +261,12 @@ class Learner:
         return saved, model
 
     def _saved_checkpoint(self) -> checkpoint.Checkpoint | None:
+        if self.is_replaced():
+            raise ValueError(
+                f"{self._run_folder} holds checkpoints of a later gang than {self._gang_epoch}: this"
+                " trainer was replaced, or the cluster has forgotten the run (its store is gone);"
+                " move that folder away, or submit under another name"
+            )
         saved = checkpoint.latest(self._run_folder)
         if saved is not None and saved.state.pipeline != self._config.name:
             raise ValueError(

@@ -3,6 +3,8 @@
 
 Both are named by the version that the step made. They follow the checkpoint: a trainer that is back at
 version c cuts them back to c, and makes the later lines again. Writing a version twice changes nothing.
+So does a gang that was replaced and still runs: once its successor writes checkpoints, which it does
+before it cuts back, the record is the successor's alone.
 A batch that was refused (``refused-v<version>.jsonl``) is evidence and stays, whatever is restored.
 
 JSON has no numbers that are not finite; they are written as the strings "nan", "inf" and "-inf".
@@ -20,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from services.trainer import checkpoint
 from services.trainer.batch import Sample
 from services.trainer.tracking.tracking import Tracking
 
@@ -65,6 +68,7 @@ class Recorder:
     """Writes into one run folder, and tells trackers of it."""
 
     def __init__(self, run_folder: Path, *, tracking: Tracking | None = None) -> None:
+        self._run_folder = run_folder
         self._tracking = tracking
         self._metrics = run_folder / METRICS_FILE
         self._trajectories = run_folder / TRAJECTORIES_FOLDER
@@ -91,6 +95,8 @@ class Recorder:
     def record(self, line: MetricsLine, samples: Sequence[Sample]) -> None:
         """Append a step, trajectories first; a version that is there already is left as it is."""
         if line.version <= self._last_version:
+            return
+        if checkpoint.is_replaced(self._run_folder, gang_epoch=line.gang_epoch):
             return
         self._write_trajectories(f"v{line.version}.jsonl", samples)
         fields = msgspec.structs.asdict(line)

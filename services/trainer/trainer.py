@@ -113,11 +113,11 @@ class Trainer:
                 meeting=self._meeting(run_folder),
             )
             version = await self._thread.run(self._learner.start)
+            # Under this gang's epoch also where it was restored, and first: an older gang that still
+            # runs neither wins against it nor records any more.
+            path = await self._thread.run(self._learner.commit_checkpoint)
             if self._rank == 0:
                 await self._thread.run(partial(self._recorder.cut_back, version))
-            # Under this gang's epoch also where it was restored: an older gang that still runs
-            # can't win against it any more.
-            path = await self._thread.run(self._learner.commit_checkpoint)
         except (ValueError, OSError) as error:
             raise RefusedError(_one_line(error)) from error
         except (RuntimeError, StoppedError) as error:
@@ -338,7 +338,7 @@ class Trainer:
 
     async def _announce_checkpoint(self, incarnation: int, path: Path, *, cause: str) -> None:
         version = self._learner.version
-        if self._rank > 0:
+        if self._rank > 0 or not path.exists():  # not written: a later gang's are there
             return
         await self._context.bus.publish_event(
             CheckpointCommitted(

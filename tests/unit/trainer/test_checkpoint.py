@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -107,9 +109,39 @@ def test_only_the_last_are_kept(tmp_path: Path) -> None:
     for version in range(4):
         commit(tmp_path, version)
     files_of(tmp_path, 9)
-    checkpoint.prune(tmp_path, keep_last=2)
+    checkpoint.prune(tmp_path, keep_last=2, gang_epoch=1)
     names = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
     assert names == ["v2-e1", "v3-e1"]
+
+
+def test_a_replaced_gang_leaves_what_its_successor_writes(tmp_path: Path) -> None:
+    commit(tmp_path, 5)
+    commit(tmp_path, 3, gang_epoch=2)
+    half_written = files_of(tmp_path, 4, gang_epoch=2)
+    checkpoint.prune(tmp_path, keep_last=1, gang_epoch=1)
+    checkpoint.commit(half_written)
+    names = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
+    assert names == ["v3-e2", "v4-e2", "v5-e1"]
+
+
+def test_a_checkpoint_that_goes_while_it_is_looked_at_gives_way_to_the_newer_one(
+    tmp_path: Path,
+) -> None:
+    pruned = commit(tmp_path, 1)
+    # Its state can't be read before its successor is there, as where a replaced gang goes on.
+    (pruned / "state.json").unlink()
+    os.mkfifo(pruned / "state.json")
+
+    def go_on() -> None:
+        with (pruned / "state.json").open("wb"):
+            commit(tmp_path, 2)
+
+    with ThreadPoolExecutor(1) as pool:
+        gone = pool.submit(go_on)
+        saved = checkpoint.latest(tmp_path)
+        gone.result()
+    assert saved is not None
+    assert saved.state.version == 2
 
 
 def line(version: int) -> MetricsLine:
@@ -136,6 +168,19 @@ def test_records_are_cut_back_to_the_restored_version(
     files = {path.name for path in (tmp_path / "trajectories").iterdir()}
     assert files == {"v1.jsonl", "v2.jsonl"}
     assert len((tmp_path / "trajectories" / "v2.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_replaced_gang_records_no_version_twice(tmp_path: Path, samples: list[Sample]) -> None:
+    old = Recorder(tmp_path)
+    for version in (1, 2):
+        old.record(line(version), samples)
+    commit(tmp_path, 2, gang_epoch=2)
+    new = Recorder(tmp_path)
+    new.cut_back(2)
+    old.record(line(3), samples)  # the step that it was at
+    new.record(msgspec.structs.replace(line(3), gang_epoch=2), samples)
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(entry["version"], entry["gang_epoch"]) for entry in lines] == [(1, 1), (2, 1), (3, 2)]
 
 
 def test_a_refused_batch_stays_when_an_older_version_is_restored(

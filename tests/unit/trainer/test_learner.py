@@ -130,6 +130,28 @@ def test_checkpoints_are_due_at_the_start_every_so_often_and_at_the_end(
     assert due == [True, False, True, True]
 
 
+def test_a_replaced_gang_commits_nothing_more(
+    config: PipelineConfig, samples: list[Sample], tmp_path: Path
+) -> None:
+    with started(config, tmp_path) as learner:
+        learner.commit_checkpoint()
+        learner.train(samples, version=0, ledger=Ledger())
+        checkpoint.path_of(tmp_path, version=0, gang_epoch=2).mkdir()  # its successor begins
+        learner.commit_checkpoint()
+        learner.commit_at_stop()
+    names = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
+    assert names == ["v0-e1", "v0-e2"]
+
+
+def test_a_gang_that_was_replaced_before_it_began_says_so(
+    config: PipelineConfig, tmp_path: Path
+) -> None:
+    checkpoint.path_of(tmp_path, version=3, gang_epoch=2).mkdir(parents=True)
+    reason = r"of a later gang than 1: .* move that folder away"
+    with pytest.raises(ValueError, match=reason), started(config, tmp_path):
+        pass
+
+
 def test_bfloat16_publishes_bfloat16_and_keeps_float32(
     config: PipelineConfig, samples: list[Sample], tmp_path: Path
 ) -> None:
