@@ -58,9 +58,14 @@ def started(state: State, event: NodeStarted) -> None:
 
 
 def leaving(state: State, event: NodeLeaving) -> None:
-    """A node stops soon: nothing new is begun there, and what is there is handed over."""
+    """A node stops soon: nothing new is begun there, and what is there is handed over. A boot that was
+    never let in, or that another took the place of, has nothing to hand over and need not wait."""
     node = state.nodes.get(event.node.id)
-    if node is None or node.boot != event.node.boot or not node.open:
+    if node is None or node.boot != event.node.boot:
+        state.num_ignored += 1
+        state.unwanted[event.node.boot] = event.node.id
+        return
+    if not node.open:
         state.num_ignored += 1
         return
     node.leaving = True
@@ -165,7 +170,11 @@ def release(state: State, outbox: Outbox) -> None:
         node.released = True
     state.node_orders = waiting
     for boot, name in state.unwanted.items():
-        reason = f"another node is called {name}: give each a name of its own"
+        reason = (
+            f"another node is called {name}: give each a name of its own"
+            if name in state.nodes
+            else f"the scheduler has not let {name} in: there is nothing to hand over"
+        )
         outbox.add(ReleaseNode(**outbox.to(Worker(id=name, boot=boot)), reason=reason))
     state.unwanted = {}
 

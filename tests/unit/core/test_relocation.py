@@ -98,6 +98,22 @@ def test_a_machine_that_leaves_with_notice_hands_all_over_and_no_token_is_made_t
     check_world(world)
 
 
+def test_a_node_that_was_never_let_in_need_not_wait_to_leave() -> None:
+    world = cluster()
+    world.run_until(lambda: pipeline_of(world).version == 1)
+    refused = Worker(id="m9", boot="n99")
+    world.publish(e.NodeLeaving(id="l9", node=refused, notice_s=300.0, reason="told to"))
+
+    def answers() -> list[c.ReleaseNode]:
+        return [order for order in issued(world, c.ReleaseNode) if order.worker == refused]
+
+    world.run_until(lambda: bool(answers()))
+    assert "has not let m9 in" in answers()[0].reason
+    world.run()
+    assert len(answers()) == 1
+    check_world(world)
+
+
 def test_of_a_machine_that_is_cut_off_and_comes_back_nothing_is_believed() -> None:
     world = cluster()
     world.run_until(lambda: pipeline_of(world).version == 2)
