@@ -38,6 +38,7 @@ from jigsawrl.core.state import Pipeline
 from jigsawrl.core.status import node_statuses, pipeline_status
 from jigsawrl.memory import needed
 from services.scheduler.journal import Journal
+from services.scheduler.meanings import Meanings
 from services.scheduler.sizing import (
     check_state_bytes,
     data_stream_bytes,
@@ -67,8 +68,7 @@ class Requests:
         self._journal = journal
         self._scheduler = scheduler
         self._submitting = asyncio.Lock()
-        self._meant: dict[str, str | None] = {}
-        """Id of a request -> id of the submission that it meant: a repeat changes no other."""
+        self._meanings = Meanings()
         self._num_dead_letters = 0
         self._full: dict[str, list[str]] = {}
         """Per pipeline, or "" for all: what is nearly full."""
@@ -160,7 +160,7 @@ class Requests:
         if not known.live and not isinstance(request, Cancel):
             return f"pipeline {request.pipeline} has {known.stage}: submit it again"
         submission = known.submissions[-1] if known.submissions else None
-        if known.live and self._meant.setdefault(request.id, submission) == submission:
+        if known.live and self._meanings.is_meant(request.id, submission=submission):
             event = _change_of(request, submission=submission)
             await self._folded(await self._bus.publish_event(event))
         return None
