@@ -57,7 +57,7 @@ class Counted:
             sequence=self._state.sequence, timestamp_s=time.time(), event=event, payload=b""
         )
         started_s = time.thread_time()
-        self.meter.folded(stored, (), taken_s=taken_s, decided=decided)
+        self.meter.folded(stored, (), taken_s=taken_s, decided=decided, ignored=False)
         self.counted_s += time.thread_time() - started_s
         self.handled_s += taken_s
         self.num_events += 1

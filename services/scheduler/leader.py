@@ -35,7 +35,7 @@ from services.scheduler.newcomers import Newcomers
 from services.scheduler.outgoing import Outgoing
 from services.scheduler.requests import Requests
 from services.scheduler.snapshots import Snapshot, check_version
-from services.scheduler.watching import Watch
+from services.scheduler.watching import Watch, is_ignored
 
 log = structlog.get_logger()
 
@@ -253,13 +253,15 @@ class Leader:
                 raise DeposedError
             check_version(event.code_version)
         decided_s, started_s = scheduler.state.decided_s, time.perf_counter()
+        num_ignored = scheduler.state.num_ignored
         commands = scheduler.handle(event, timestamp_s=stored.timestamp_s, sequence=stored.sequence)
         taken_s = time.perf_counter() - started_s
         self._handling_s += taken_s
         if self._epoch is not None and stored.sequence > self._epoch:
             decided = scheduler.state.decided_s != decided_s
+            ignored = is_ignored(event, num_ignored=scheduler.state.num_ignored - num_ignored)
             for watch in self._watches:
-                watch.folded(stored, commands, taken_s=taken_s, decided=decided)
+                watch.folded(stored, commands, taken_s=taken_s, decided=decided, ignored=ignored)
         self._num_since_snapshot += 1
         self._newcomers.look(scheduler.state, event)
         if scheduler.decision_due:

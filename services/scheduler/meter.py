@@ -56,7 +56,13 @@ class Meter:
         self._checkpoints: dict[str, float] = {}
 
     def folded(
-        self, stored: StoredEvent, commands: Sequence[Command], *, taken_s: float, decided: bool
+        self,
+        stored: StoredEvent,
+        commands: Sequence[Command],
+        *,
+        taken_s: float,
+        decided: bool,
+        ignored: bool,
     ) -> None:
         """See `Watch.folded`."""
         event = stored.event
@@ -67,7 +73,7 @@ class Meter:
         for command in commands:
             self._commands[type(command)] += 1
         count = _COUNTS.get(type(event))
-        if count is not None and event.pipeline is not None:
+        if count is not None and event.pipeline is not None and not ignored:
             count(self, event.pipeline, event)
 
     def keep_to(self, live: Iterable[Pipeline]) -> None:

@@ -69,10 +69,16 @@ class SchedulerMetrics:
         self._term = _Term(state, journal, outgoing)
 
     def folded(
-        self, stored: StoredEvent, commands: Sequence[Command], *, taken_s: float, decided: bool
+        self,
+        stored: StoredEvent,
+        commands: Sequence[Command],
+        *,
+        taken_s: float,
+        decided: bool,
+        ignored: bool,
     ) -> None:
         """Count it."""
-        self._meter.folded(stored, commands, taken_s=taken_s, decided=decided)
+        self._meter.folded(stored, commands, taken_s=taken_s, decided=decided, ignored=ignored)
 
     def ended(self) -> None:
         """Another one's state is no news any more."""

@@ -50,10 +50,18 @@ class SpanWatch:
         self._state = state
 
     def folded(
-        self, stored: StoredEvent, commands: Sequence[Command], *, taken_s: float, decided: bool
+        self,
+        stored: StoredEvent,
+        commands: Sequence[Command],
+        *,
+        taken_s: float,
+        decided: bool,
+        ignored: bool,
     ) -> None:
         """Hand its spans to the thread that sends them."""
         event = stored.event
+        if ignored:
+            return
         if not isinstance(event, SubStagesEnded | VersionPublished) or self._state is None:
             return
         pipeline = self._state.pipelines.get(event.pipeline or "")

@@ -27,6 +27,7 @@ from services.scheduler.leader import DeposedError, Leader
 from services.scheduler.meter import Meter
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.pipeline_metrics import add_cluster, add_pipeline
+from services.scheduler.watching import is_ignored
 from tests.services.scheduler_steps import config, start_node, status, submit, until_true
 from tests.services.scrape import Scraped, scrape
 from tests.unit.core.world import spec
@@ -44,12 +45,25 @@ def told(families: Families) -> Scraped:
     return Scraped(generate_latest(registry).decode())
 
 
-def counted(*folded: events.Event, clock_s: float = 11.0) -> Meter:
+def counted(*folded: events.Event, clock_s: float = 11.0, ignored: bool = False) -> Meter:
     meter = Meter(clock=lambda: clock_s)
     for sequence, event in enumerate(folded, 1):
         stored = StoredEvent(sequence=sequence, timestamp_s=10.0, event=event, payload=b"")
-        meter.folded(stored, [], taken_s=0.0003, decided=isinstance(event, events.Tick))
+        decided = isinstance(event, events.Tick)
+        meter.folded(stored, [], taken_s=0.0003, decided=decided, ignored=ignored)
     return meter
+
+
+def test_what_the_core_ignored_is_folded_and_counts_for_nothing() -> None:
+    event = ended("bulk_decode", duration_s=1.0, num_iterations=10)
+    assert is_ignored(event, num_ignored=1)
+    assert not is_ignored(event, num_ignored=0)
+    taken, ignored = Families(), Families()
+    counted(event).add_to(taken)
+    counted(event, ignored=True).add_to(ignored)
+    told = [str(list(families)) for families in (taken, ignored)]
+    assert ["bulk_decode" in text for text in told] == [True, False]
+    assert all(events.SubStagesEnded.tag() in text for text in told)
 
 
 def ended(kind: str, *, duration_s: float, num_iterations: int) -> events.SubStagesEnded:

@@ -63,16 +63,21 @@ def published(version: int) -> VersionPublished:
     )
 
 
-def export(*events: Event) -> None:
+def export(*events: Event, ignored: bool = False) -> None:
     watch = SpanWatch()
     watch.leads(state(), None, None)  # type: ignore[arg-type]
     for sequence, event in enumerate(events, 1):
         stored = StoredEvent(
             sequence=sequence, timestamp_s=100.0 + sequence, event=event, payload=b""
         )
-        watch.folded(stored, (), taken_s=0.0, decided=False)
+        watch.folded(stored, (), taken_s=0.0, decided=False, ignored=ignored)
     watch.ended()
     watch.close()
+
+
+def test_what_the_core_ignored_is_no_span(collector: list[Any]) -> None:
+    export(published(4), ended("s1", version=4), published(5), ignored=True)
+    assert not collector
 
 
 def test_a_step_is_a_trace_with_its_sub_stages_below_it(collector: list[Any]) -> None:
