@@ -21,7 +21,15 @@ from pathlib import Path
 
 import msgspec
 
-from jigsawrl.cli.daemon_folder import Daemon, announce, find, is_occupied, occupy, withdraw
+from jigsawrl.cli.daemon_folder import (
+    Daemon,
+    announce,
+    find,
+    is_occupied,
+    last_announced,
+    occupy,
+    withdraw,
+)
 from jigsawrl.cli.disk import watch_disk
 from jigsawrl.cli.embedded import Devices, Listening, embedded_system
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
@@ -63,8 +71,8 @@ def up(
         withdraw(folder)
 
 
-def detach(folder: Path, *options: str) -> int:
-    """Start the daemon in the background; returns once it is up."""
+def detach(folder: Path, *options: str, timeout_s: float = UP_TIMEOUT_S) -> int:
+    """Start the daemon in the background; once it is up; one that takes too long is ended."""
     folder = folder.resolve()
     if is_occupied(folder):
         raise CommandError(f"a daemon is up in {folder} already", status=EXIT_BAD_INPUT)
@@ -80,7 +88,7 @@ def detach(folder: Path, *options: str) -> int:
             stderr=output,
             start_new_session=True,
         )
-    deadline_s = time.monotonic() + UP_TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         with contextlib.suppress(CommandError):
             daemon = find(folder)
@@ -92,14 +100,28 @@ def detach(folder: Path, *options: str) -> int:
                 print(f"  | {line}", file=sys.stderr)
             raise CommandError(f"the daemon ended with status {process.returncode}; see {log}")
         time.sleep(POLL_S)
-    raise CommandError(f"the daemon is not up after {UP_TIMEOUT_S:.0f} s; see {log}")
+    _end(process)
+    raise CommandError(f"the daemon was not up after {timeout_s:.0f} s, and was ended; see {log}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Its children die with it."""
+    process.terminate()
+    try:
+        process.wait(DOWN_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def down(folder: Path) -> int:
     """Stop the daemon; returns once it is gone. What its pipelines have reached stays, and the next
     daemon in the folder goes on with them."""
     folder = folder.resolve()
-    daemon = find(folder)
+    daemon = _find_for_down(folder)
+    if daemon is None:
+        print(f"down: {folder}")
+        return 0
     try:
         os.kill(daemon.pid, signal.SIGTERM)
     except ProcessLookupError:
@@ -118,6 +140,28 @@ def down(folder: Path) -> int:
         time.sleep(POLL_S)
     print(f"down: {folder}")
     return 0
+
+
+def _find_for_down(folder: Path) -> Daemon | None:
+    """Also one that still starts, which has not said so yet; None for one that was on its way down
+    already. Raises `CommandError` where none is up, or one on another machine."""
+    deadline_s = time.monotonic() + DOWN_TIMEOUT_S
+    waited = False
+    while (daemon := last_announced(folder)) is None and is_occupied(folder):
+        waited = True
+        if time.monotonic() > deadline_s:
+            raise CommandError(
+                f"a process holds the lock of {folder} and has not said for {DOWN_TIMEOUT_S:.0f} s that"
+                f" it is up: see {folder / 'logs'}, or end it by hand"
+            )
+        time.sleep(POLL_S)
+    if daemon is not None and daemon.host not in ("", socket.gethostname()):
+        # The process of that number here is somebody else's, and the lock may not be seen from here.
+        raise CommandError(
+            f"the daemon in {folder} runs on {daemon.host} (process {daemon.pid}):"
+            " run jigsaw down there"
+        )
+    return None if daemon is None and waited else find(folder)
 
 
 def _adopt(profile: Path, folder: Path, *, devices: Devices) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
 from jigsawrl.cli.file_systems import MOUNTS, network_file_system
-from jigsawrl.cli.run_folder import lock
+from jigsawrl.cli.run_folder import is_locked, lock
 
 DAEMON_FILE = "daemon.json"
 
@@ -110,12 +110,5 @@ def last_announced(folder: Path) -> Daemon | None:
 
 
 def is_occupied(folder: Path) -> bool:
-    """A living process has its lock."""
-    try:
-        descriptor = lock(folder, holder="daemon", remedy="")
-    except CommandError:
-        return True
-    except FileNotFoundError:
-        return False
-    os.close(descriptor)
-    return False
+    """A living process has its lock; raises `CommandError` where that can't be seen."""
+    return is_locked(folder)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,10 @@ PROFILE_FILE = "profile.json"
 
 CONFIG_FILE = "config.json"
 LOCK_FILE = "lock"
+PROBE_S, PROBE_POLL_S = 1.0, 0.01
+"""So long a lock waits for those who only ask about it: they hold theirs for microseconds, and may be
+frozen meanwhile."""
+
 SYSTEM_FOLDERS = ("logs", "nats", "node", "scheduler")
 
 
@@ -145,14 +150,70 @@ def pipeline_folder(folder: Path, pipeline: str | None) -> Path:
     return folder / name
 
 
-def lock(folder: Path, *, holder: str = "jigsaw run", remedy: str = "stop it first") -> int:
-    """A lock that ends with this process; raises `CommandError` where another `holder` has it."""
+Locking = Callable[[int, int], None]
+"""As ``fcntl.flock``."""
+
+
+def lock(
+    folder: Path,
+    *,
+    holder: str = "jigsaw run",
+    remedy: str = "stop it first",
+    flock: Locking = fcntl.flock,
+) -> int:
+    """A lock that ends with this process; raises `CommandError` where another `holder` has it, or the
+    disk has no locks."""
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline_s = time.monotonic() + PROBE_S
+    while True:
+        try:
+            flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                os.close(descriptor)
+                raise _no_locks(folder, error) from None
+            if _is_only_probed(descriptor, flock) and time.monotonic() < deadline_s:
+                time.sleep(PROBE_POLL_S)
+                continue
+            os.close(descriptor)
+            raise CommandError(
+                f"another {holder} works in {folder}: {remedy}", status=EXIT_BAD_INPUT
+            ) from None
+
+
+def is_locked(folder: Path, *, flock: Locking = fcntl.flock) -> bool:
+    """Somebody has the lock there. Asked with a shared lock, which `lock` does not take for a holder's;
+    raises `CommandError` where the disk has no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
+        return True
+    except OSError as error:
+        raise _no_locks(folder, error) from None
+    finally:
         os.close(descriptor)
-        raise CommandError(
-            f"another {holder} works in {folder}: {remedy}", status=EXIT_BAD_INPUT
-        ) from None
-    return descriptor
+    return False
+
+
+def _is_only_probed(descriptor: int, flock: Locking) -> bool:
+    """Those in the way have shared locks: they only ask."""
+    try:
+        flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    flock(descriptor, fcntl.LOCK_UN)
+    return True
+
+
+def _no_locks(folder: Path, error: OSError) -> CommandError:
+    reason = error.strerror or errno.errorcode.get(error.errno or 0, "unknown")
+    return CommandError(
+        f"the disk of {folder} has no locks ({reason}): give a folder on a local disk, or mount it with"
+        " them (Lustre: -o flock; NFS: with lockd)",
+        status=EXIT_BAD_INPUT,
+    )

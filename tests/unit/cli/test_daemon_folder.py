@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
-from jigsawrl.cli.daemon_folder import Daemon, announce, default_folder, find, occupy, withdraw
+from jigsawrl.cli.daemon import detach, down
+from jigsawrl.cli.daemon_folder import (
+    Daemon,
+    announce,
+    default_folder,
+    find,
+    is_occupied,
+    occupy,
+    withdraw,
+)
 from jigsawrl.cli.errors import CommandError
 from jigsawrl.cli.file_systems import network_file_system
 
@@ -79,3 +93,51 @@ def write_mounts(folder: Path) -> Path:
         f"/dev/sdb {folder}/a/local xfs rw 0 0\n"
     )
     return path
+
+
+def test_a_daemon_of_another_machine_is_not_ended_here(tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    held = occupy(tmp_path)  # as where locks are seen across machines
+    announce(tmp_path, Daemon(url="nats://127.0.0.1:1", pid=bystander.pid, host="elsewhere"))
+    with pytest.raises(CommandError, match=r"runs on elsewhere .*run jigsaw down there"):
+        down(tmp_path)
+    os.close(held)
+    with pytest.raises(CommandError, match="runs on elsewhere"):  # as where they are not
+        down(tmp_path)
+    bystander.communicate(b"\n")
+    assert bystander.returncode == 0
+
+
+def test_a_dead_daemons_process_number_is_left_alone(tmp_path: Path) -> None:
+    os.close(occupy(tmp_path))
+    announce(tmp_path, UP)  # the number is this process's by now
+    with pytest.raises(CommandError, match="no daemon is up"):
+        down(tmp_path)
+
+
+def test_a_daemon_that_does_not_come_up_in_time_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="was not up after 0 s, and was ended"):
+        detach(tmp_path, timeout_s=0.0)
+    commands = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(tmp_path) in command]
+
+
+def test_down_waits_for_a_daemon_that_already_stops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = occupy(tmp_path)  # and it has withdrawn
+    threading.Timer(0.2, os.close, [held]).start()
+    assert down(tmp_path) == 0
+    assert capsys.readouterr().out == f"down: {tmp_path}\n"
+    assert not is_occupied(tmp_path)
+
+
+def test_who_asks_whether_a_daemon_is_up_keeps_none_from_starting(tmp_path: Path) -> None:
+    os.close(occupy(tmp_path))
+    asking = os.open(tmp_path / "lock", os.O_RDWR)
+    fcntl.flock(asking, fcntl.LOCK_SH)  # as `is_occupied` does for a moment
+    assert not is_occupied(tmp_path)
+    threading.Timer(0.1, os.close, [asking]).start()
+    held = occupy(tmp_path)
+    assert is_occupied(tmp_path)
+    os.close(held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -10,7 +11,14 @@ import pytest
 
 from jigsawrl.cli.config_file import load_config
 from jigsawrl.cli.errors import CommandError
-from jigsawrl.cli.run_folder import lock, make_run_folder, pipeline_folder, read_run, write_run
+from jigsawrl.cli.run_folder import (
+    is_locked,
+    lock,
+    make_run_folder,
+    pipeline_folder,
+    read_run,
+    write_run,
+)
 from jigsawrl.config import PipelineConfig
 from tests.unit.cli.files import write_pipeline
 
@@ -46,6 +54,18 @@ def test_one_command_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     assert caught.value.status == 2
     os.close(held)
     os.close(lock(tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_is_named_with_a_remedy(tmp_path: Path, number: int) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    os.close(lock(tmp_path))
+    for ask in (lock, is_locked):
+        with pytest.raises(CommandError, match=r"has no locks .*local disk") as caught:
+            ask(tmp_path, flock=flock)
+        assert caught.value.status == 2
 
 
 def two(tmp_path: Path) -> list[PipelineConfig]:
