@@ -56,6 +56,13 @@ def test_no_role_but_the_scheduler_may_touch_a_subject_of_all_kinds(role: Servic
         assert "$JS.API.>" not in allowed.publish
 
 
+def test_a_client_publishes_nothing_but_questions_and_what_reads_streams() -> None:
+    publish = permissions("client", SUBJECTS).publish
+    assert [subject for subject in publish if not subject.startswith("$JS.API.")] == [
+        SUBJECTS.request("scheduler")
+    ]
+
+
 def test_who_reads_records_of_pipelines_reads_no_stream_of_the_cluster() -> None:
     denied = permissions("rollout", SUBJECTS).deny_publish
     for spec in SUBJECTS.cluster_streams():

@@ -128,7 +128,7 @@ ACCESS: dict[ServiceRole, Access] = {
         reads_records=True,
         reads_weights=True,
     ),
-    "client": Access(asks=("scheduler",), watches=True, inspects=True),
+    "client": Access(asks=("scheduler",), tells=False, watches=True, inspects=True),
 }
 
 
