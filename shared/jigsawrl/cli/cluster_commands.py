@@ -155,16 +155,23 @@ def _address(arguments: argparse.Namespace) -> Address:
     from jigsawrl.cli.cluster import Address
     from jigsawrl.cli.daemon_folder import find
 
-    given = _given_address(arguments)
+    given = _chosen_address(arguments)
     if given is not None:
-        if arguments.folder is not None:
-            raise CommandError("give --url or --folder, not both", status=EXIT_BAD_INPUT)
         return given
     daemon = find(_folder(arguments))
     credentials: Path | None = arguments.credentials
     if credentials is None and daemon.credentials is not None:
         credentials = Path(daemon.credentials)
     return Address(daemon.url, credentials)
+
+
+def _chosen_address(arguments: argparse.Namespace) -> Address | None:
+    """None where the folder's daemon is meant: as an option, --folder goes before $JIGSAW_URL."""
+    if arguments.folder is None:
+        return _given_address(arguments)
+    if arguments.url is not None:
+        raise CommandError("give --url or --folder, not both", status=EXIT_BAD_INPUT)
+    return None
 
 
 def _given_address(arguments: argparse.Namespace) -> Address | None:
@@ -293,9 +300,7 @@ def _top(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from jigsawrl.cli.doctor import doctor
 
-    given = _given_address(arguments)
-    if given is not None and arguments.folder is not None:
-        raise CommandError("give --url or --folder, not both", status=EXIT_BAD_INPUT)
+    given = _chosen_address(arguments)
     return doctor(
         target=given or _folder(arguments),
         credentials=arguments.credentials,

@@ -24,6 +24,7 @@ from jigsawrl.cli.daemon_folder import (
 )
 from jigsawrl.cli.errors import CommandError
 from jigsawrl.cli.file_systems import network_file_system
+from jigsawrl.cli.main import main
 
 UP = Daemon(url="nats://127.0.0.1:1", pid=os.getpid())
 
@@ -141,3 +142,13 @@ def test_who_asks_whether_a_daemon_is_up_keeps_none_from_starting(tmp_path: Path
     held = occupy(tmp_path)
     assert is_occupied(tmp_path)
     os.close(held)
+
+
+def test_a_folder_that_is_named_goes_before_an_address_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JIGSAW_URL", "nats://127.0.0.1:1")
+    assert main(["status", "--folder", str(tmp_path)]) == 1
+    assert f"no daemon is up in {tmp_path}" in capsys.readouterr().err
+    assert main(["status", "--folder", str(tmp_path), "--url", "nats://127.0.0.1:1"]) == 2
+    assert "--url or --folder, not both" in capsys.readouterr().err
