@@ -84,9 +84,9 @@ def make(
         valid_until = min(now + timedelta(days=days), authority.valid_until)
         if renew or not (folder / SERVER_KEY).exists():
             pair = authority.for_server(servers.names(), now=now, valid_until=valid_until)
-            _write(folder / SERVER_KEY, pair.key)
-            _write(folder / SERVER_CERTIFICATE, pair.certificate)
             _write(folder / SERVERS_FILE, msgspec.json.encode(servers).decode())
+            _write(folder / SERVER_CERTIFICATE, pair.certificate)
+            _write(folder / SERVER_KEY, pair.key)  # last: without it all three are made again
         named = {group} | (set(groups_of(folder)) if renew else set())
         for name in sorted(named):
             _write_group(folder, name, authority, now=now, valid_until=valid_until)
@@ -126,7 +126,14 @@ def _servers(folder: Path, hosts: Sequence[str], cluster: Sequence[str], *, rene
     path = folder / SERVERS_FILE
     if not path.exists():
         return Servers(tuple(hosts), tuple(cluster))
-    known = msgspec.json.decode(path.read_bytes(), type=Servers)
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=Servers)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CommandError(
+            f"{path} can't be read ({error}): bring it back, or remove it and give --renew with --hosts"
+            " or --cluster",
+            status=EXIT_BAD_INPUT,
+        ) from None
     if not hosts and not cluster:
         return known
     if not renew:

@@ -92,6 +92,32 @@ def test_renewing_keeps_the_authority_and_the_hosts_and_renews_all_groups(tmp_pa
     assert "a.example" not in hosts(tmp_path / "server.pem")
 
 
+@pytest.mark.parametrize("content", ["", "{", '{"hosts": 1}'])
+def test_a_list_of_servers_that_can_not_be_read_is_named(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path, group="red")
+    (tmp_path / "servers.json").write_text(content)
+    assert jigsaw(tmp_path, "--group", "blue") == 2
+    error = capsys.readouterr().err
+    assert "servers.json can't be read" in error
+    assert error.count("\n") == 1
+    (tmp_path / "servers.json").unlink()
+    assert jigsaw(tmp_path, "--renew", "--hosts", "a.example") == 0
+
+
+def test_a_server_that_was_made_by_half_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    (folder / ".server.key.part").mkdir(parents=True)  # the key can't be written
+    with pytest.raises(CommandError, match="can't write"):
+        make(folder, group="red", hosts=("a.example",))
+    assert (folder / "server.pem").exists()
+    assert not (folder / "server.key").exists()
+    (folder / ".server.key.part").rmdir()
+    make(folder, group="red")
+    assert "a.example" in hosts(folder / "server.pem")
+
+
 def test_nothing_outlives_the_authority(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     make(tmp_path, group="red", now=now - timedelta(days=3640))
