@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,13 +73,29 @@ def of(arguments: argparse.Namespace) -> Listening:
             )
         return Listening(host=host, port=port, sync_interval=arguments.sync_interval)
     group = _group_folder(arguments.credentials.resolve())
+    tls = server_tls(group.parent)
+    for role in ("scheduler", "node"):
+        _check_credentials(group, role)
     return Listening(
         host=host,
         port=port,
-        tls=server_tls(group.parent),
+        tls=tls,
         credentials=group,
         sync_interval=arguments.sync_interval,
     )
+
+
+def _check_credentials(group: Path, role: str) -> None:
+    """Those that the daemon's programs will use: they would only be restarted, one after the other."""
+    from jigsawrl.bus.base import BusError
+    from jigsawrl.bus.credentials import expiry, read_credentials
+
+    try:
+        problem = expiry(read_credentials(group, role), datetime.now(UTC))
+    except BusError as error:
+        problem = str(error)
+    if problem is not None:
+        raise CommandError(f"--credentials: {problem}", status=EXIT_BAD_INPUT)
 
 
 def _host_and_port(text: str) -> tuple[str, int | None]:

@@ -201,3 +201,20 @@ def test_a_daemon_needs_the_servers_certificate_and_one_group(
     assert "its groups are blue, red" in capsys.readouterr().err
     assert main([*up, str(tmp_path / "red"), "--sync-interval", "soon"]) == 2
     assert "give always, or a time" in capsys.readouterr().err
+
+
+def test_a_daemon_is_refused_with_credentials_that_can_not_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "old", group="red", days=1, now=datetime.now(UTC) - timedelta(days=2))
+    make(tmp_path / "new", group="red")
+    up = ["up", "--detach", "--folder", str(tmp_path / "daemon"), "--credentials"]
+    for given, reason in (("old/red", "have expired"), ("new/blue", "can't be read")):
+        assert main([*up, str(tmp_path / given)]) == 2
+        error = capsys.readouterr().err
+        assert reason in error
+        assert error.count("\n") == 1
+    (tmp_path / "new" / "red" / "node.pem").unlink()
+    assert main([*up, str(tmp_path / "new" / "red")]) == 2
+    assert "node.pem can't be read" in capsys.readouterr().err
+    assert not (tmp_path / "daemon").exists()
