@@ -61,7 +61,9 @@ def add_cluster(families: Families, state: State) -> None:
     """What belongs to no pipeline."""
     families.add(EVENTS_IGNORED, state.num_ignored)
     for node in state.nodes.values():
-        families.add(NODE_UP, node.up, node.id)
+        said = state.introductions.get(node.id)
+        if node.up or said is None or not said.left:  # who leaves on purpose is not lost
+            families.add(NODE_UP, node.up, node.id)
 
 
 def add_pipeline(families: Families, pipeline: Pipeline) -> None:

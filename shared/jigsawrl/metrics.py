@@ -132,7 +132,7 @@ DEAD_LETTERS = _gauge("dead_letters", "Dead letters that are stored.")
 STREAM_BYTES = _gauge("stream_bytes", "What a stream holds.", "stream")
 STREAM_LIMIT = _gauge("stream_limit_bytes", "What it may hold: publishers wait then.", "stream")
 STREAM_MESSAGES = _gauge("stream_messages", "Messages that a stream holds.", "stream")
-NODE_UP = _gauge("node_up", "1 where the scheduler hears the node.", "node")
+NODE_UP = _gauge("node_up", "1 where the scheduler hears the node; none of one that left.", "node")
 
 # --- The scheduler: pipelines -----------------------------------------------------------------------
 

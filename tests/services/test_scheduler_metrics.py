@@ -18,7 +18,8 @@ from jigsawrl.contract import events
 from jigsawrl.contract.message import Ref, Worker
 from jigsawrl.contract.parts import SequenceFinish, SubStage
 from jigsawrl.core import invariants
-from jigsawrl.core.state import Tenant, new_pipeline
+from jigsawrl.core.introduction import Introduction
+from jigsawrl.core.state import Node, State, Tenant, new_pipeline
 from jigsawrl.core.status import pipeline_status
 from loadgen.bench.cluster import Cluster
 from loadgen.bench.scheduler import specs
@@ -257,3 +258,17 @@ async def test_a_loop_that_fails_to_gather_is_a_target_that_is_down() -> None:
         assert url is not None
         with pytest.raises(OSError, match="500"):
             await scrape(url)
+
+
+def test_a_node_that_left_is_not_told_as_one_that_was_lost() -> None:
+    state = State()
+    for name in ("left", "lost"):
+        state.nodes[name] = Node(id=name, boot="b", devices=[], seen_s=0.0, up=False)
+        state.introductions[name] = Introduction(
+            boot="b", schema=1, code_version="1", left=name == "left"
+        )
+    families = Families()
+    add_cluster(families, state)
+    found = told(families)
+    assert found.value(metrics.NODE_UP, node="lost") == 0
+    assert found.value(metrics.NODE_UP, node="left") is None

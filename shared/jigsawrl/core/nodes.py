@@ -15,6 +15,10 @@ SILENCE_S = 10.0
 MAX_DEVICES = 4096
 """Of one machine. More are no machine's, and each costs memory and time at every placement."""
 
+FORGET_S = 86_400.0
+"""A day after it was heard last, a node without tenants is no longer told of: people have seen it, and
+under Slurm each job brings names of its own."""
+
 JOIN_GRACE_S = 10.0
 """After a machine joined: others may be about to, so that nothing is failed for want of devices."""
 
@@ -111,7 +115,8 @@ def heard(state: State, event: Heartbeat) -> None:
 
 
 def check(state: State) -> None:
-    """Lose the nodes that have been silent for too long, and await no more machines after a while."""
+    """Lose the nodes that have been silent for too long, forget those that stay away, and await no more
+    machines after a while."""
     if state.joined_s is not None and state.clock.expired(state.joined_s, term_s=JOIN_GRACE_S):
         state.joined_s = None
         _touch_waiting(state)
@@ -121,6 +126,17 @@ def check(state: State) -> None:
             for pipeline, tenant in _tenants(state, node.id):
                 workers.lose(pipeline, tenant)
                 state.touch(pipeline)
+    away = [node for node in state.nodes.values() if not node.up]
+    for node in away:
+        if state.clock.expired(node.seen_s, term_s=FORGET_S) and not _is_needed(state, node.id):
+            del state.nodes[node.id]
+            state.introductions.pop(node.id, None)
+            state.node_orders.pop(node.id, None)
+
+
+def _is_needed(state: State, node: str) -> bool:
+    """A pipeline that lives still counts on it."""
+    return any(pipeline.live for pipeline, _ in _tenants(state, node))
 
 
 def _touch_waiting(state: State) -> None:

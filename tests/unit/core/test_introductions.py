@@ -13,7 +13,7 @@ from jigsawrl.contract.codec import EVENTS, UndecodableError, encode
 from jigsawrl.contract.message import Worker
 from jigsawrl.contract.requests import NodeStatus
 from jigsawrl.contract.spec import Device
-from jigsawrl.core import invariants
+from jigsawrl.core import invariants, nodes
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.status import node_statuses
 from tests.unit.core.world import spec
@@ -206,3 +206,33 @@ def test_introductions_are_read_whatever_their_schema_is_and_other_messages_are_
     assert EVENTS.decode(encode(e.Tick(id="i", schema=2))).schema == 2
     with pytest.raises(UndecodableError, match="has schema 3; this program reads up to 2"):
         EVENTS.decode(encode(e.Tick(id="i", schema=3)))
+
+
+def test_a_node_that_left_or_is_silent_is_forgotten_a_day_later(stream: Stream) -> None:
+    for name in ("left", "silent", "n"):
+        stream.start(name, schema=1)
+    stream.publish(e.NodeStopped(id="s", node=Worker(id="left", boot="b1"), reason="told to"))
+    state = stream.scheduler.state
+    state.clock.now_s += nodes.SILENCE_S
+    stream.beat("n")
+    stream.publish(e.Tick(id="t"))
+    assert {name: node.state for name, node in stream.nodes().items()} == {
+        "left": "left",
+        "silent": "away",
+        "n": "up",
+    }
+    state.clock.now_s += nodes.FORGET_S
+    stream.beat("n")
+    stream.publish(e.Tick(id="t"))
+    assert set(stream.nodes()) == {"n"}
+    stream.start("silent", schema=1, boot="b2")
+    assert stream.nodes()["silent"].state == "up"
+
+
+def test_a_silent_node_is_known_while_a_pipeline_counts_on_it(stream: Stream) -> None:
+    stream.start("n", schema=1)
+    stream.submit()
+    stream.scheduler.state.clock.now_s += nodes.FORGET_S
+    stream.publish(e.Tick(id="t"))
+    stream.publish(e.Tick(id="t"))
+    assert stream.nodes()["n"].state == "away"
