@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import ssl
+import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -103,6 +104,14 @@ def expiry(credentials: Credentials, now: datetime) -> str | None:
         f"the credentials {credentials.path} ({credentials}) have expired at"
         f" {credentials.valid_until:%Y-%m-%d %H:%M} UTC: {MAKE} --renew"
     )
+
+
+def open_to_others(path: Path) -> str | None:
+    """That a file with a private key is not for its owner's eyes only, as one line."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & 0o077:
+        return None
+    return f"{path} holds a private key and is open to others (mode {mode:o}): chmod 600 {path}"
 
 
 def warning(credentials: Credentials, now: datetime) -> str | None:

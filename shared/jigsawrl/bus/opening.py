@@ -19,6 +19,7 @@ from jigsawrl.bus.base import BusError
 from jigsawrl.bus.credentials import (
     Credentials,
     expiry,
+    open_to_others,
     read_credentials,
     refusal,
     warning,
@@ -83,9 +84,9 @@ async def open_client(
         expired = expiry(credentials, now)
         if expired is not None:
             raise RefusedError(expired)
-        near = warning(credentials, now)
-        if near is not None:
-            log.warning("%s", near)
+        for line in (warning(credentials, now), open_to_others(credentials.path)):
+            if line is not None:
+                log.warning("%s", line)
     client = GuardedClient(denials)
     refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

@@ -34,6 +34,11 @@ class Pair(NamedTuple):
     certificate: str
 
 
+def valid_until(certificate: str) -> datetime:
+    """The end of a certificate; raises ValueError for what is none."""
+    return x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
+
+
 class Authority:
     """Signs certificates."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from jigsawrl.cli.checks.cluster import check_cluster
+from jigsawrl.cli.checks.credentials import check_credentials
 from jigsawrl.cli.checks.finding import Finding
 from jigsawrl.cli.checks.folder import check_folder
 from jigsawrl.cli.checks.machine import check_machine
@@ -58,6 +59,8 @@ def _findings(target: Address | Path, credentials: Path | None) -> Iterator[Find
     if isinstance(target, Path):
         yield from check_folder(target)
         address = _address_of(target, credentials)
+    if address is not None and address.credentials is not None:
+        yield from check_credentials(address.credentials)
     if address is not None:
         yield from asyncio.run(check_cluster(address))
 

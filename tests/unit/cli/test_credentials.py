@@ -10,7 +10,8 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from jigsawrl.bus.credentials import read_credentials
+from jigsawrl.bus.credentials import open_to_others, read_credentials
+from jigsawrl.cli.checks.credentials import check_credentials
 from jigsawrl.cli.credentials import groups_of, make
 from jigsawrl.cli.errors import CommandError
 from jigsawrl.cli.main import main
@@ -218,3 +219,22 @@ def test_a_daemon_is_refused_with_credentials_that_can_not_work(
     assert main([*up, str(tmp_path / "new" / "red")]) == 2
     assert "node.pem can't be read" in capsys.readouterr().err
     assert not (tmp_path / "daemon").exists()
+
+
+def test_doctor_names_keys_that_others_can_read_and_what_ends_soon(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    make(tmp_path, group="red", days=30, now=now)
+    (finding,) = check_credentials(tmp_path / "red", now=now)
+    assert finding.state == "ok"
+    assert [*check_credentials(tmp_path, now=now)] == [finding]
+    for name in ("red/node.pem", "server.key"):
+        (tmp_path / name).chmod(0o644)
+        assert name in (open_to_others(tmp_path / name) or "")
+    told = [*check_credentials(tmp_path / "red", now=now)]
+    assert [(x.state, "mode 644" in x.found) for x in told] == [("warning", True)] * 2
+    (one,) = check_credentials(tmp_path / "red" / "client.pem", now=now + timedelta(days=20))
+    assert (one.state, "expire in" in one.found) == ("warning", True)
+    late = [*check_credentials(tmp_path / "red", now=now + timedelta(days=31))]
+    assert any(x.state == "failed" and "server.pem has expired" in x.found for x in late)
+    (none,) = check_credentials(tmp_path / "blue", now=now)
+    assert none.state == "failed"
