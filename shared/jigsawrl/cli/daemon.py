@@ -33,6 +33,7 @@ from jigsawrl.cli.daemon_folder import (
 from jigsawrl.cli.disk import watch_disk
 from jigsawrl.cli.embedded import Devices, Listening, embedded_system
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
+from jigsawrl.cli.log_files import put_aside
 from jigsawrl.cli.metrics_addresses import MetricsAddresses
 from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import GaveUpError, tail
@@ -78,6 +79,7 @@ def detach(folder: Path, *options: str, timeout_s: float = UP_TIMEOUT_S) -> int:
         raise CommandError(f"a daemon is up in {folder} already", status=EXIT_BAD_INPUT)
     os.close(occupy(folder))
     log = folder / "logs" / "daemon.log"
+    put_aside(log)
     command = [sys.executable, "-m", "jigsawrl.cli.main", "up", "--folder", str(folder), *options]
     with log.open("ab") as output:
         num_before_bytes = output.tell()  # of earlier daemons: not why this one ended

@@ -7,10 +7,11 @@ of each node.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
+from jigsawrl.cli.log_files import BLOCK_BYTES, last_lines
 
 POLL_S = 0.2
 
@@ -25,14 +26,15 @@ def show_logs(
 ) -> int:
     """The last lines of each log that is meant, a block per log; with `follow` what comes after, as it
     comes, until interrupted."""
-    logs = named(folder, name)
-    if not follow and not any(last_lines(path, 1) for path in logs):
-        write(f"nothing was written yet by {_names(logs)}: they log what goes wrong")
-    for path in logs:
-        for line in last_lines(path, num_lines):
+    # What comes while this is written is `_follow`'s.
+    read = {path: _whole_bytes(path) for path in named(folder, name)}
+    if not follow and not any(path.stat().st_size for path in read):
+        write(f"nothing was written yet by {_names(read)}: they log what goes wrong")
+    for path, end in read.items():
+        for line in last_lines(path, num_lines, end=end if follow else None):
             write(f"{path.stem} | {line}")
     if follow:
-        _follow(folder, name, logs, write)
+        _follow(folder, name, read, write)
     return 0
 
 
@@ -56,21 +58,23 @@ def named(folder: Path, name: str | None) -> list[Path]:
     return found
 
 
-def _names(logs: list[Path]) -> str:
+def _names(logs: Iterable[Path]) -> str:
     return ", ".join(sorted({path.stem for path in logs}))
 
 
-def last_lines(path: Path, num_lines: int) -> list[str]:
-    """Whole file where it has fewer."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    return lines[-num_lines:] if num_lines else []
+def _whole_bytes(path: Path) -> int:
+    """Up to the end of the last whole line."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = max(0, size - BLOCK_BYTES)
+        file.seek(start)
+        data = file.read(size - start)
+    return start + data.rfind(b"\n") + 1 if b"\n" in data else start
 
 
-def _follow(folder: Path, name: str | None, logs: list[Path], write: Callable[[str], None]) -> None:
-    read = {path: path.stat().st_size for path in logs}
+def _follow(
+    folder: Path, name: str | None, read: dict[Path, int], write: Callable[[str], None]
+) -> None:
     while True:
         for path in named(folder, name):
             for line in _new_lines(path, read):

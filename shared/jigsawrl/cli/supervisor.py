@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from jigsawrl.bus.credentials import ENVIRONMENT
+from jigsawrl.cli.log_files import last_lines, put_aside
 from jigsawrl.processes import MAX_FAILURES, Restarts, die_with_parent
 
 TAIL_LINES = 12
@@ -84,11 +85,7 @@ def describe_exit(code: int) -> str:
 
 def tail(path: Path, *, after_bytes: int = 0) -> list[str]:
     """The last lines of a log, of those behind its first `after_bytes`; empty where there is none."""
-    try:
-        text = path.read_bytes()[after_bytes:].decode(errors="replace")
-    except OSError:
-        return []
-    return text.splitlines()[-TAIL_LINES:]
+    return last_lines(path, TAIL_LINES, begin=after_bytes)
 
 
 class Program:
@@ -109,6 +106,7 @@ class Program:
     async def start(self) -> None:
         """In a session of its own, so that a Ctrl-C reaches it only through us."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        put_aside(self.log_path)
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,

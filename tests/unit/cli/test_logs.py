@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jigsawrl.cli.errors import CommandError
+from jigsawrl.cli.log_files import last_lines, put_aside
 from jigsawrl.cli.logs import show_logs
 
 
@@ -61,3 +62,43 @@ def test_logs_without_a_line_are_told_instead_of_silence(folder: Path) -> None:
     lines: list[str] = []
     show_logs(folder, "p", num_lines=2, follow=False, write=lines.append)
     assert lines == ["nothing was written yet by p.rollout0, p.trainer0: they log what goes wrong"]
+
+
+def test_the_end_of_a_long_log_is_read_without_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("".join(f"line {i} {'x' * 1000}\n" for i in range(1000)) + "half")
+    assert [line[:8] for line in last_lines(path, 100)][:2] == ["line 901", "line 902"]
+    assert len(last_lines(path, 5000)) == 1001
+    assert last_lines(path, 1) == ["half"]
+    assert last_lines(path, 0) == last_lines(tmp_path / "none", 3) == []
+    with path.open("r+b") as file:  # the begin is not even there
+        file.write(b"\xff" * 1000)
+    assert last_lines(path, 2)[-1] == "half"
+
+
+def test_a_line_that_comes_while_the_last_ones_are_shown_is_followed(folder: Path) -> None:
+    path = folder / "logs" / "scheduler.log"
+    lines: list[str] = []
+
+    def write(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 1:
+            with path.open("a") as file:
+                file.write("meanwhile\n")
+        else:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        show_logs(folder, "scheduler", num_lines=2, follow=True, write=write)
+    assert lines == ["scheduler | leads", "scheduler | meanwhile"]
+
+
+def test_a_large_log_is_put_aside_and_the_one_before_goes(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    for text in ("first", "second"):
+        path.write_text(text)
+        put_aside(path, max_bytes=5 if text == "first" else 4)
+    assert path.with_name("a.log.1").read_text() == "second"
+    path.write_text("tiny")
+    put_aside(path, max_bytes=4)
+    assert path.read_text() == "tiny"
