@@ -33,6 +33,7 @@ from jigsawrl.contract.requests import (
     Submit,
     Submitted,
 )
+from jigsawrl.contract.streams import NEARLY_FULL
 from jigsawrl.core.scheduler import Scheduler
 from jigsawrl.core.state import Pipeline
 from jigsawrl.core.status import node_statuses, pipeline_status
@@ -55,9 +56,6 @@ term of a lease, so that no successor can have been elected and have acted."""
 
 COUNT_PERIOD_S = 1.0
 """How often dead letters are counted and streams are looked at."""
-
-FULL_SHARE = 0.95
-"""From here on a stream is shown as something that is waited for."""
 
 
 class Requests:
@@ -207,7 +205,7 @@ class Requests:
         fills = await asyncio.gather(*(self._bus.fill(stream) for _, stream in wanted))
         self._full = {}
         for (name, _), fill in zip(wanted, fills, strict=True):
-            if fill.max_bytes and fill.num_bytes > FULL_SHARE * fill.max_bytes:
+            if fill.max_bytes and fill.num_bytes > NEARLY_FULL * fill.max_bytes:
                 text = f"room in {fill.stream}: {fill.num_bytes} of {fill.max_bytes} bytes in use"
                 self._full.setdefault(name, []).append(text)
 

@@ -134,7 +134,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--group", default="default", metavar="NAME", help="who share pipelines; default: default"
     )
-    parser.add_argument("--days", type=int, default=365, metavar="N", help="until they expire")
+    parser.add_argument("--days", type=int, metavar="N", help="until they expire; default: 365")
     parser.add_argument(
         "--hosts", type=_names, default=(), metavar="A,B", help="by which the server is reached"
     )
@@ -156,7 +156,7 @@ def make_credentials(arguments: argparse.Namespace) -> int:
         import cryptography  # noqa: F401
     except ImportError:
         raise CommandError("cryptography is not installed: pip install 'jigsawrl[cli]'") from None
-    from jigsawrl.cli.credentials import make
+    from jigsawrl.cli.credentials import DAYS, make
 
     if arguments.cluster and len(arguments.cluster) not in (3, 5):
         raise CommandError(
@@ -166,7 +166,7 @@ def make_credentials(arguments: argparse.Namespace) -> int:
     return make(
         arguments.folder,
         group=arguments.group,
-        days=arguments.days,
+        days=DAYS if arguments.days is None else arguments.days,
         hosts=arguments.hosts,
         cluster=arguments.cluster,
         renew=arguments.renew,

@@ -26,6 +26,10 @@ from jigsawrl.contract.records import (
 )
 from jigsawrl.contract.requests import Activity
 
+NEARLY_FULL = 0.95
+"""Share of a stream or the store, from which on somebody will soon wait for room. The alert
+``JigsawStreamNearlyFull`` has the same."""
+
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 """The embedded server's ``max_payload``; one message with its headers must fit."""
 

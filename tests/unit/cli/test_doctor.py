@@ -146,7 +146,7 @@ def test_a_server_that_does_is_ok_and_one_that_does_not_says_why() -> None:
     )
     (without,) = of(check_server(facts(without_jetstream="no answer"), URL), "jetstream")
     assert without.state == "failed"
-    full = facts(num_bytes=95, max_bytes=100)
+    full = facts(num_bytes=96, max_bytes=100)
     assert states(check_server(full, URL), "jetstream") == ["warning"]
     (clock,) = of(check_server(facts(clock_skew_s=30.0), URL), "clock")
     assert clock.found.startswith("the clock of this machine is 30.0 s ahead")

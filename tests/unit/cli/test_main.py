@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -9,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from jigsawrl.cli import listening
+from jigsawrl.cli.cluster_commands import add_track
 from jigsawrl.cli.config_file import load_config
+from jigsawrl.cli.credentials import DAYS
 from jigsawrl.cli.errors import CommandError
 from jigsawrl.cli.main import main
 from jigsawrl.cli.programs import require_programs
 from jigsawrl.cli.run_folder import write_run
+from jigsawrl.config_tracking import TRACKERS
 from jigsawrl.contract.profile import DeviceProfile, SlowdownProfile
+from jigsawrl.contract.streams import NEARLY_FULL
 from tests.unit.cli.files import write_pipeline
 
 HEAVY = ("torch", "transformers", "rich", "tomlkit", "nats", "msgspec", "asyncio")
@@ -150,3 +156,18 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").rglob("*.to
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_is_a_valid_pipeline(path: Path) -> None:
     assert main(["check", str(path)]) == 0
+
+
+def test_trackers_and_days_are_written_out_as_they_are_where_they_belong() -> None:
+    parser = argparse.ArgumentParser()
+    add_track(parser)
+    (track,) = (action for action in parser._actions if action.dest == "track")
+    assert tuple(track.choices or ()) == TRACKERS
+    commands = argparse.ArgumentParser().add_subparsers()
+    listening.add_parser(commands)
+    assert f"default: {DAYS}" in commands.choices["credentials"].format_help()
+
+
+def test_status_and_doctor_and_the_alert_call_a_stream_nearly_full_alike() -> None:
+    alerts = Path(__file__).parents[3] / "deploy" / "prometheus" / "alerts.yml"
+    assert f"jigsaw_stream_limit_bytes > {NEARLY_FULL}" in alerts.read_text()

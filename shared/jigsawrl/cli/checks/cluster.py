@@ -18,10 +18,7 @@ from jigsawrl.cli.cluster import CONNECT_TIMEOUT_S, Address, Cluster
 from jigsawrl.clocks import skew_text
 from jigsawrl.contract.message import MAX_SCHEMAS_APART, SCHEMA_VERSION, Ref
 from jigsawrl.contract.requests import NodeStatus, Status
-from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES
-
-FULL_SHARE = 0.9
-"""Of a stream or the store: from here on somebody will soon wait for room."""
+from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES, NEARLY_FULL
 
 LATE_HEARTBEAT_S = 5.0
 """A node is heard every 2 s; two that are missing are none of the usual delays."""
@@ -102,7 +99,7 @@ def _check_store(facts: ServerFacts) -> Finding:
     if facts.max_bytes is None:
         return ok("jetstream", f"{facts.num_bytes} bytes stored")
     found = f"{facts.num_bytes} of {facts.max_bytes} bytes stored"
-    if facts.num_bytes > FULL_SHARE * facts.max_bytes:
+    if facts.num_bytes > NEARLY_FULL * facts.max_bytes:
         return warning(
             "jetstream", found, remedy="free disk space, or delete what pipelines have left behind"
         )
@@ -126,7 +123,7 @@ def check_streams(streams: tuple[StreamFacts, ...], expected: list[str]) -> Iter
                 f"{stream.name} drops its oldest messages when it is full",
                 remedy=f"nats stream edit {stream.name} --discard new",
             )
-        elif stream.max_bytes and stream.num_bytes > FULL_SHARE * stream.max_bytes:
+        elif stream.max_bytes and stream.num_bytes > NEARLY_FULL * stream.max_bytes:
             yield warning(
                 "streams",
                 f"{stream.name} holds {stream.num_bytes} of {stream.max_bytes} bytes",
