@@ -51,3 +51,14 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
             flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
         )
     return found
+
+
+def test_a_node_of_several_servers_has_a_name_of_its_own() -> None:
+    """`python -m services.node` without --node is node0 on each machine, and the second is refused."""
+    commands = re.findall(
+        r"^(?:python -m services\.|jigsaw )node .*:4222,.*$",
+        (ROOT / "docs" / "security.md").read_text(),
+        re.MULTILINE,
+    )
+    assert commands
+    assert all(command.startswith("jigsaw node ") or "--node" in command for command in commands)
