@@ -1,5 +1,5 @@
 # make run: train the example on this machine. make test: all checks but the slow ones.
-.PHONY: run test test-slow test-slurm test-network test-learning lint install clean
+.PHONY: run test test-slow test-slurm test-compose test-network test-learning wheels lint install clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -30,7 +30,7 @@ lint: install
 	$(VENV)/bin/lint-imports
 
 test: lint
-	$(PY) -m pytest -m "not slow and not learning and not gpu and not slurm and not network"
+	$(PY) -m pytest -m "not slow and not learning and not gpu and not slurm and not compose and not network"
 
 test-slow: install
 	$(PY) -m pytest -m "slow and not gpu"
@@ -41,8 +41,21 @@ test-slurm: install
 test-network: install
 	$(PY) -m pytest -m network
 
+test-compose: install
+	deploy/docker/one-machine.sh
+	$(PY) -m pytest -m compose
+
+# For images that are built without an index: by this machine's pip, so its Python must be the images' 3.11.
+wheels: deploy/wheels/.made
+
+deploy/wheels/.made: $(VENV)/.installed pyproject.toml deploy/constraints-cpu.txt
+	$(PY) -m pip wheel -q -c deploy/constraints-cpu.txt -w deploy/wheels \
+		hatchling editables '.[cli,services,tasks,torch]'
+	rm -f deploy/wheels/jigsawrl-*
+	touch $@
+
 test-learning: install
 	$(PY) -m pytest -m "learning and not gpu"
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) deploy/wheels runs .mypy_cache .ruff_cache .pytest_cache
