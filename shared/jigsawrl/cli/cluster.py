@@ -7,6 +7,7 @@ Called by `main`. Each command is one client that connects, asks and goes; which
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
@@ -126,28 +127,35 @@ async def submit(
     view: View | None,
 ) -> int:
     """Submit them in order; with a `view` watch them to their ends. With `exist_ok` those that run or
-    have finished there are left as they are."""
+    have finished there are left as they are. One that is refused keeps no other from its turn."""
     known = {p.pipeline: p for p in (await cluster.status()).pipelines}
     there = {name for name, p in known.items() if exist_ok and p.state != "failed"}
     names = [config.name for config in configs]
     new = [config for config in configs if config.name not in there]
     for config in new:
         _check_new(config, known.get(config.name))
+    refused: dict[str, str] = {}
     for config in new:
         companions = [name for name in names if start_together and name != config.name]
-        await cluster.submit(config, companions=companions)
-    told = {p.pipeline: p for p in (await cluster.status()).pipelines}
-    failed = [told[name] for name in names if told[name].state == "failed"]
-    for pipeline in failed:
-        raise CommandError(f"{pipeline.pipeline}: {pipeline.failure}", status=EXIT_BAD_INPUT)
-    if view is None:
-        for name in names:
-            done = "is there already" if name in there else "is submitted"
-            print(f"{name} {done}: see how it goes with jigsaw status {name}")
-        return 0
-    client = PipelineClient(cluster.bus, configs, view, run_id=uuid.uuid4().hex[:12])
-    ended = await client.run()
-    return 0 if all(map(succeeded, ended)) else EXIT_FAILED
+        try:
+            await cluster.submit(config, companions=companions)
+        except CommandError as error:
+            refused[config.name] = str(error)
+    for pipeline in (await cluster.status()).pipelines:
+        if pipeline.pipeline in names and pipeline.state == "failed":
+            refused.setdefault(pipeline.pipeline, f"{pipeline.pipeline}: {pipeline.failure}")
+    for reason in refused.values():
+        print(f"jigsaw submit: {reason}", file=sys.stderr)
+    status = EXIT_BAD_INPUT if refused else 0
+    going = [config for config in configs if config.name not in refused]
+    if view is None or not going:
+        for config in going:
+            done = "is there already" if config.name in there else "is submitted"
+            print(f"{config.name} {done}: see how it goes with jigsaw status {config.name}")
+        return status
+    client = PipelineClient(cluster.bus, going, view, run_id=uuid.uuid4().hex[:12])
+    ended = await client.watch()
+    return status if all(map(succeeded, ended)) else EXIT_FAILED
 
 
 def _check_new(config: PipelineConfig, known: PipelineStatus | None) -> None:

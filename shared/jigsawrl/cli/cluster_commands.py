@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from jigsawrl.cli import listening
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
@@ -152,6 +154,7 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 def _address(arguments: argparse.Namespace) -> Address:
     """Of the cluster that is named, else of the folder's daemon."""
+    from jigsawrl.bus.server import is_loopback
     from jigsawrl.cli.cluster import Address
     from jigsawrl.cli.daemon_folder import find
 
@@ -159,6 +162,13 @@ def _address(arguments: argparse.Namespace) -> Address:
     if given is not None:
         return given
     daemon = find(_folder(arguments))
+    elsewhere = daemon.host not in ("", socket.gethostname())
+    if elsewhere and is_loopback(urlsplit(daemon.url).hostname or ""):
+        raise CommandError(
+            f"the daemon runs on {daemon.host} and takes no other machine's questions: ask there"
+            " (under Slurm by srun --overlap --jobid JOB jigsaw ...)",
+            status=EXIT_BAD_INPUT,
+        )
     credentials: Path | None = arguments.credentials
     if credentials is None and daemon.credentials is not None:
         credentials = Path(daemon.credentials)

@@ -16,8 +16,8 @@ BLOCK_BYTES = 64 * 1024
 
 
 def last_lines(path: Path, num_lines: int, *, begin: int = 0, end: int | None = None) -> list[str]:
-    """Of the bytes from `begin` to `end`; read backwards, so that a long file costs no more. Empty where
-    there are none."""
+    """Of the bytes from `begin` to `end`; read backwards, so that a long file costs no more. Empty
+    where there are none."""
     try:
         with path.open("rb") as file:
             start = file.seek(0, os.SEEK_END) if end is None else end

@@ -72,15 +72,19 @@ class PipelineClient:
         self._numbers = itertools.count()
 
     async def run(self) -> list[PipelineStatus]:
-        """Submit in order, unless the run's store has the pipeline already, and watch; the states in
-        which they ended. Raises `CommandError` where one is refused."""
+        """Submit in order, unless the run's store has the pipeline already, and watch. Raises
+        `CommandError` where one is refused."""
+        known = await self._ask(timeout_s=SUBMIT_TIMEOUT_S)
+        for name, config in self._configs.items():
+            if name not in known or known[name].state == "failed":
+                # One that failed starts again from its checkpoints, with nothing in flight.
+                await self._submit(config)
+        return await self.watch()
+
+    async def watch(self) -> list[PipelineStatus]:
+        """What was submitted; the states in which they ended."""
         watching = asyncio.create_task(self._watch_activities())
         try:
-            known = await self._ask(timeout_s=SUBMIT_TIMEOUT_S)
-            for name, config in self._configs.items():
-                if name not in known or known[name].state == "failed":
-                    # One that failed starts again from its checkpoints, with nothing in flight.
-                    await self._submit(config)
             return await self._watch()
         finally:
             watching.cancel()

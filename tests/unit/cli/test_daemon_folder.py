@@ -152,3 +152,13 @@ def test_a_folder_that_is_named_goes_before_an_address_of_the_environment(
     assert f"no daemon is up in {tmp_path}" in capsys.readouterr().err
     assert main(["status", "--folder", str(tmp_path), "--url", "nats://127.0.0.1:1"]) == 2
     assert "--url or --folder, not both" in capsys.readouterr().err
+
+
+def test_a_daemon_of_another_machine_that_listens_to_itself_is_not_asked_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = occupy(tmp_path)
+    announce(tmp_path, Daemon(url="nats://127.0.0.1:1", pid=1, host="another-machine"))
+    assert main(["status", "--folder", str(tmp_path)]) == 2
+    assert "the daemon runs on another-machine" in capsys.readouterr().err
+    os.close(held)
