@@ -43,14 +43,7 @@ def _add_machine_parsers(commands: argparse._SubParsersAction[argparse.ArgumentP
         help="of this machine; none: others join with jigsaw node",
     )
     listening.add_options(up)
-    up.add_argument(
-        "--metrics",
-        nargs="?",
-        const="",
-        metavar="HOST:PORT",
-        help="for Prometheus: the scheduler's there, the node's at the next port;"
-        " default: 127.0.0.1:9464",
-    )
+    add_metrics(up)
 
     down = commands.add_parser("down", help="stop the daemon; the next one goes on with all it had")
     _add_folder(down)
@@ -121,6 +114,18 @@ def add_track(parser: argparse.ArgumentParser) -> None:
         default=[],
         choices=["tensorboard", "wandb"],
         help="also write metrics for an experiment tracker (docs/tracking.md); may be repeated",
+    )
+
+
+def add_metrics(parser: argparse.ArgumentParser) -> None:
+    """For a scheduler and a node that are started together."""
+    parser.add_argument(
+        "--metrics",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
+        help="for Prometheus: the scheduler's there, the node's at the next port;"
+        " default: 127.0.0.1:9464",
     )
 
 

@@ -225,9 +225,7 @@ async def _serve(
         )
         say(f"up: {system.url} (folder {folder})")
         if metrics is not None:
-            say(
-                f"metrics: scheduler at {metrics.scheduler}, node at {metrics.node} (see their logs)"
-            )
+            say(metrics.told())
         disk = asyncio.create_task(watch_disk(folder, say, on_room=system.restart_store))
         try:
             await system.supervise(say)

@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from jigsawrl.config import PipelineConfig
     from jigsawrl.contract.profile import DeviceProfile
 
+BENCHMARKS = [
+    "engine",
+    "determinism",
+    "modes",
+    "migration",
+    "multiplex",
+    "scheduler",
+    "service",
+    "store",
+]
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors become one line on standard error."""
@@ -74,11 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure a part of the system")
     bench.add_argument(
         "subject",
-        choices=["engine", "determinism", "modes", "migration", "multiplex", "scheduler", "store"],
+        choices=BENCHMARKS,
         help="engine: against transformers' generate; determinism: what bit equality costs; modes:"
         " async against sync on a long tail; migration: a move of live sequences against a prefill;"
         " multiplex: several pipelines at once against one after the other; scheduler: what"
-        " decisions cost by size of the cluster; store: what it costs that nothing stored is lost",
+        " decisions cost by size of the cluster; service: how long users of a daemon wait; store:"
+        " what it costs that nothing stored is lost",
     )
     bench.add_argument(
         "options",
@@ -108,6 +120,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         help="what sub-stages cost on this machine, by `jigsaw profile`; default: built in",
     )
     cluster_commands.add_track(run)
+    cluster_commands.add_metrics(run)
     run.add_argument("--runs-folder", type=Path, metavar="DIR", help="default: runs")
     run.add_argument("--name", help="the run's folder; default: pipeline's name and the time")
     run.add_argument(
@@ -151,6 +164,7 @@ def _run(arguments: argparse.Namespace) -> int:
         for path in arguments.pipeline
     ]
     require_programs("services")
+    from jigsawrl.cli.metrics_addresses import metrics_addresses
     from jigsawrl.cli.run_command import run
     from jigsawrl.core.policies import DEFAULT_POLICY, POLICIES
 
@@ -166,6 +180,7 @@ def _run(arguments: argparse.Namespace) -> int:
         profile=_profile_of(arguments.profile, configs),
         runs_folder=arguments.runs_folder or Path("runs"),
         name=arguments.name,
+        metrics=metrics_addresses(arguments.metrics),
     )
 
 
@@ -215,9 +230,10 @@ def _resume(arguments: argparse.Namespace) -> int:
                 status=EXIT_BAD_INPUT,
             )
     require_programs("services")
+    from jigsawrl.cli.metrics_addresses import metrics_addresses
     from jigsawrl.cli.run_command import resume
 
-    return resume(arguments.resume)
+    return resume(arguments.resume, metrics=metrics_addresses(arguments.metrics))
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
 """Where services serve their metrics: a daemon's scheduler at the port that is asked for, its node at
-the next one; a node that joins at its own. Asked of `jigsaw up` and `jigsaw node`, which refuse what
+the next one; a node that joins at its own. Asked of `jigsaw run`, `up` and `node`, which refuse what
 can't work before anything is started."""
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ class MetricsAddresses(NamedTuple):
 
     scheduler: str
     node: str
+
+    def told(self) -> str:
+        """A line for people."""
+        return f"metrics: scheduler at {self.scheduler}, node at {self.node} (see their logs)"
 
 
 def metrics_addresses(wanted: str | None) -> MetricsAddresses | None:

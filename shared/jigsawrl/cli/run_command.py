@@ -19,6 +19,7 @@ from jigsawrl.bus.client import connect
 from jigsawrl.cli.disk import watch_disk
 from jigsawrl.cli.embedded import Devices, device_kind, embedded_system, has_cuda_device
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, CommandError
+from jigsawrl.cli.metrics_addresses import MetricsAddresses
 from jigsawrl.cli.pipeline_client import PipelineClient, View
 from jigsawrl.cli.run_folder import (
     PROFILE_FILE,
@@ -45,6 +46,7 @@ def run(
     profile: DeviceProfile | None = None,
     runs_folder: Path,
     name: str | None,
+    metrics: MetricsAddresses | None,
 ) -> int:
     """Run pipelines to their ends; the exit status."""
     names = [config.name for config in configs]
@@ -60,18 +62,18 @@ def run(
         run = write_run(
             folder, configs, policy=policy, start_together=start_together, profile=profile
         )
-        return _run_in(folder, configs, view, run=run)
+        return _run_in(folder, configs, view, run=run, metrics=metrics)
     finally:
         view.close()
 
 
-def resume(folder: Path) -> int:
+def resume(folder: Path, *, metrics: MetricsAddresses | None) -> int:
     """Go on with a run from what its folder holds; the exit status."""
     run, configs = read_run(folder)
     _check_profile(folder / PROFILE_FILE, configs)
     view = build_view()
     try:
-        return _run_in(folder.resolve(), configs, view, run=run)
+        return _run_in(folder.resolve(), configs, view, run=run, metrics=metrics)
     finally:
         view.close()
 
@@ -88,7 +90,14 @@ def _check_profile(path: Path, configs: Sequence[PipelineConfig]) -> None:
         ) from None
 
 
-def _run_in(folder: Path, configs: Sequence[PipelineConfig], view: View, *, run: Run) -> int:
+def _run_in(
+    folder: Path,
+    configs: Sequence[PipelineConfig],
+    view: View,
+    *,
+    run: Run,
+    metrics: MetricsAddresses | None,
+) -> int:
     if any(config.device == "cuda" for config in configs) and not has_cuda_device():
         raise CommandError(
             'device "cuda": this machine has no CUDA device; set device to "cpu" or "auto"',
@@ -101,7 +110,7 @@ def _run_in(folder: Path, configs: Sequence[PipelineConfig], view: View, *, run:
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
         )
         view.on_notice(f"run folder: {folder}")
-        watched = WatchedRun(configs, folder, view, run=run)
+        watched = WatchedRun(configs, folder, view, run=run, metrics=metrics)
         exit_status = asyncio.run(_until_signal(watched))
     finally:
         view.close()
@@ -137,7 +146,13 @@ class WatchedRun:
     """One run, and how it ended."""
 
     def __init__(
-        self, configs: Sequence[PipelineConfig], folder: Path, view: View, *, run: Run
+        self,
+        configs: Sequence[PipelineConfig],
+        folder: Path,
+        view: View,
+        *,
+        run: Run,
+        metrics: MetricsAddresses | None = None,
     ) -> None:
         self.folder = folder
         self.problem: str | None = None
@@ -145,6 +160,7 @@ class WatchedRun:
         self.log_tail: tuple[str, ...] = ()
         self._configs = configs
         self._run = run
+        self._metrics = metrics
         self._view = view
         self._client: PipelineClient | None = None
         self._run_id = f"{folder.name}-{uuid.uuid4().hex[:8]}"
@@ -163,9 +179,15 @@ class WatchedRun:
         """Start everything, submit, watch to the end, stop everything; the exit status."""
         devices: Devices = "cpu" if all(c.device == "cpu" for c in self._configs) else "auto"
         async with embedded_system(
-            self.folder, runs_folder=self.folder, policy=self._run.policy, devices=devices
+            self.folder,
+            runs_folder=self.folder,
+            policy=self._run.policy,
+            devices=devices,
+            metrics=self._metrics,
         ) as system:
             self._view.on_notice(f"bus: {system.url}")
+            if self._metrics is not None:
+                self._view.on_notice(self._metrics.told())
             supervising = asyncio.create_task(system.supervise(self._view.on_notice))
             driving = asyncio.create_task(self._drive(system.url))
             disk = asyncio.create_task(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
 from jigsawrl.cli.main import main
 from jigsawrl.cli.metrics_addresses import metrics_addresses, node_metrics_address
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_nothing_is_served_unless_it_is_asked_for() -> None:
@@ -65,3 +68,12 @@ def test_a_log_format_that_is_none_is_told_before_anything_starts(
     monkeypatch.setenv("JIGSAW_LOG", "xml")
     assert main(["up", "--folder", f"{tmp_path}/d"]) == EXIT_BAD_INPUT
     assert "JIGSAW_LOG=xml: choose text or json" in capsys.readouterr().err
+
+
+def test_a_run_refuses_an_address_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", str(ROOT / "examples" / "sort-digits.toml"), "--runs-folder", str(tmp_path)]
+    assert main([*command, "--metrics", "nowhere"]) == 2
+    assert "--metrics" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
