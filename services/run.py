@@ -60,13 +60,22 @@ class Context:
     """What a tenant service is given: the bus, its identity, and ids for its messages."""
 
     def __init__(
-        self, *, bus: Bus, worker: Worker, pipeline: str, run_folder: str | None, device: str | None
+        self,
+        *,
+        bus: Bus,
+        worker: Worker,
+        pipeline: str,
+        run_folder: str | None,
+        device: str | None,
+        stop_timeout_s: float = 3.0,
     ) -> None:
         self.bus = bus
         self.worker = worker
         self.pipeline = pipeline
         self.run_folder = run_folder
         """Where the trainer writes; None for all others."""
+        self.stop_timeout_s = stop_timeout_s
+        """For a trainer's last checkpoint."""
         self.device = device
         """``node/cpu0``; None for tenants without one."""
         self._counter = itertools.count()
@@ -322,6 +331,7 @@ async def _main(
         worker=Worker(id=worker_id, boot=arguments.boot),
         pipeline=arguments.pipeline,
         run_folder=getattr(arguments, "run_folder", None),
+        stop_timeout_s=getattr(arguments, "stop_timeout", 3.0),
         device=arguments.device,
     )
     tenant = make(context)

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import sys
 import uuid
-from functools import partial
 from pathlib import Path
 
 from jigsawrl.bus.base import Bus
@@ -90,14 +89,14 @@ def main() -> int:
             state_folder=arguments.state_dir,
             runs_folder=arguments.runs_folder,
             credentials_folder=None if credentials is None else credentials.path.parent.resolve(),
+            notice_s=arguments.notice,
         )
-        notice_s = arguments.notice
         try:
             async with _metrics(arguments, bus, node):
                 await until_told_to_stop(
                     node.live(),
                     deadline_s=STOP_DEADLINE_S,
-                    take_leave=partial(node.take_leave, notice_s) if notice_s > 0 else None,
+                    take_leave=node.take_leave if arguments.notice > 0 else None,
                 )
         finally:
             # Tenants are stopped even where the bus is away: the goodbye alone has a deadline.

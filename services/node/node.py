@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import socket
 import sys
 import time
@@ -32,6 +33,7 @@ from jigsawrl.contract.events import (
     NodeStarted,
     NodeStopped,
     SharesApplied,
+    TenantStopped,
     WorkerExited,
     WorkerFailed,
 )
@@ -42,7 +44,7 @@ from jigsawrl.devices.cgroups import remove_leftovers
 from services.node.leftovers import Leftovers
 from services.node.runs import folder_id
 from services.node.shares import Shares
-from services.node.tenant import TenantCommand, TenantProcess
+from services.node.tenant import STOP_GRACE_S, TenantCommand, TenantProcess
 
 log = structlog.get_logger()
 
@@ -68,8 +70,9 @@ class Node:
         state_folder: Path,
         runs_folder: Path,
         credentials_folder: Path | None = None,
+        notice_s: float = 0.0,
     ) -> None:
-        """`tenant_environment`: variables that every tenant gets."""
+        """`tenant_environment`: variables that every tenant gets. `notice_s`: of a leave."""
         self._bus = bus
         self._identity = identity
         self._tenant_environment = tenant_environment
@@ -92,6 +95,9 @@ class Node:
         the others nor the next pipeline's start."""
         self._released = asyncio.Event()
         self._is_leaving = False
+        self._notice_s = notice_s
+        self._leaves_s = -math.inf
+        """When its notice is over, by this machine's monotonic clock."""
         self.sent_away: str | None = None
         """Why the scheduler does not want this node, for people."""
         self._leader_epoch = 0
@@ -127,9 +133,11 @@ class Node:
         except* _SentAwayError:
             log.error("sent away", reason=self.sent_away)
 
-    async def take_leave(self, notice_s: float) -> None:
-        """Have what is here handed over; returns when that is done, or after `notice_s`."""
+    async def take_leave(self) -> None:
+        """Have what is here handed over; returns when that is done, or the notice is over."""
+        notice_s = self._notice_s
         self._is_leaving = True
+        self._leaves_s = time.monotonic() + notice_s
         log.info("leaving", notice_s=notice_s)
         leaving = NodeLeaving(
             id=self._new_id(NodeLeaving.tag()),
@@ -198,7 +206,9 @@ class Node:
         if isinstance(command, StartTenant):
             await self._start(command)
         elif isinstance(command, StopTenant):
-            self._end(command.tenant)
+            self._end(command.tenant, is_told=True)
+            if command.tenant not in self._ending:  # nothing of that name runs here
+                await self._tell_stopped(command.tenant)
         elif isinstance(command, RestartTenant):
             process = self._tenants.get(command.tenant)
             if process is not None and process.restart(command.boot):
@@ -210,19 +220,31 @@ class Node:
                 self.sent_away = command.reason
             self._released.set()
 
-    def _end(self, tenant: str) -> None:
+    def _end(self, tenant: str, *, is_told: bool = False) -> None:
         process = self._tenants.pop(tenant, None)
         self._shares.remove(tenant)
         if process is not None:
-            self._ending[tenant] = asyncio.create_task(self._stop_one(tenant, process))
+            ending = self._stop_one(tenant, process, is_told=is_told)
+            self._ending[tenant] = asyncio.create_task(ending)
 
-    async def _stop_one(self, tenant: str, process: TenantProcess) -> None:
+    async def _stop_one(self, tenant: str, process: TenantProcess, *, is_told: bool) -> None:
         try:
-            await process.stop()
+            await process.stop(grace_s=self._grace_s())
             await self._shares.let_go()
             log.info("stopped", tenant=tenant)
+            if is_told:
+                await self._tell_stopped(tenant)
         finally:
             del self._ending[tenant]
+
+    async def _tell_stopped(self, tenant: str) -> None:
+        id = self._new_id(TenantStopped.tag())
+        await self._bus.publish_event(TenantStopped(id=id, node=self._identity, tenant=tenant))
+
+    def _grace_s(self) -> float:
+        """For a process to end: what is left of the notice, where this machine leaves."""
+        left_s = self._leaves_s - time.monotonic()
+        return max(STOP_GRACE_S, left_s - STOP_GRACE_S)
 
     async def _start(self, command: StartTenant) -> None:
         if command.tenant in self._tenants:
@@ -259,6 +281,9 @@ class Node:
             argv += ["--role", command.role]
         if command.role == "trainer":
             argv += ["--run-folder", str(self._runs_folder / command.pipeline)]
+            # It ends by itself before it is killed, and that before this machine is gone.
+            stop_timeout_s = max(STOP_GRACE_S - 1.0, self._notice_s - 2 * STOP_GRACE_S)
+            argv += ["--stop-timeout", str(stop_timeout_s)]
         environment = {"OMP_NUM_THREADS": "1", **self._tenant_environment}
         device = None if command.device is None else self._devices[command.device]
         if device is not None:

@@ -77,7 +77,7 @@ class TenantProcess:
         _signal_group(process.pid, signal.SIGKILL)
         return True
 
-    async def stop(self) -> None:
+    async def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """SIGTERM, then SIGKILL for the whole process group; returns when it is gone."""
         self._stopping = True
         process = self._process
@@ -86,7 +86,7 @@ class TenantProcess:
         else:
             _signal_group(process.pid, signal.SIGTERM)
             try:
-                await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+                await asyncio.wait_for(process.wait(), grace_s)
             except TimeoutError:
                 _signal_group(process.pid, signal.SIGKILL)
         with contextlib.suppress(asyncio.CancelledError):

@@ -10,9 +10,6 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-STOP_TIMEOUT_S = 3.0
-"""Below the grace that a node gives before it kills."""
-
 
 class StoppedError(Exception):
     """The process was told to end; raised inside the work at its next check."""
@@ -21,7 +18,9 @@ class StoppedError(Exception):
 class TorchThread:
     """Runs functions one after the other; `stop` makes the running one end at its next check."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, stop_timeout_s: float) -> None:
+        """`stop_timeout_s`: below the grace that a node gives before it kills."""
+        self._stop_timeout_s = stop_timeout_s
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
         self._stopped = threading.Event()
 
@@ -36,10 +35,10 @@ class TorchThread:
 
     async def stop(self, last: Callable[[], None]) -> None:
         """End the running work at its next check, do `last` in the thread, take no more work; waits
-        for this for a few seconds at most."""
+        for this for a while at most."""
         if self._stopped.is_set():
             return
         self._stopped.set()
         ending = asyncio.wrap_future(self._executor.submit(last))
         self._executor.shutdown(wait=False)
-        await asyncio.wait([ending], timeout=STOP_TIMEOUT_S)
+        await asyncio.wait([ending], timeout=self._stop_timeout_s)

@@ -67,7 +67,7 @@ class Trainer:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._thread = TorchThread()
+        self._thread = TorchThread(stop_timeout_s=context.stop_timeout_s)
         self._spans = Spans()
         self._trained: Trained | None = None
         """The step that led to the version that stands; kept until the next, for repeats."""

@@ -75,6 +75,7 @@ ACCESS: dict[ServiceRole, Access] = {
             e.NodeStarted,
             e.NodeLeaving,
             e.NodeStopped,
+            e.TenantStopped,
             e.Heartbeat,
             e.SharesApplied,
             e.WorkerExited,

@@ -116,6 +116,13 @@ class NodeLeaving(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class TenantStopped(Event, frozen=True, kw_only=True):
+    """A node has carried `StopTenant` out: the process is gone, and what it did at its end is done."""
+
+    node: Worker
+    tenant: str
+
+
 class NodeStopped(Event, frozen=True, kw_only=True):
     """A node leaves on purpose; its tenants are stopped."""
 
@@ -345,6 +352,7 @@ EventType = (
     | PipelineResumed
     | NodeStarted
     | NodeLeaving
+    | TenantStopped
     | NodeStopped
     | Heartbeat
     | SharesApplied

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from jigsawrl.contract.commands import ReleaseNode, RestartTenant, StartTenant, StopTenant
-from jigsawrl.contract.events import Heartbeat, NodeLeaving, NodeStarted, NodeStopped
+from jigsawrl.contract.events import (
+    Heartbeat,
+    NodeLeaving,
+    NodeStarted,
+    NodeStopped,
+    TenantStopped,
+)
 from jigsawrl.contract.message import Worker
 from jigsawrl.core import relocation, workers
 from jigsawrl.core.outbox import Outbox
@@ -56,7 +62,7 @@ def started(state: State, event: NodeStarted) -> None:
         if tenant.started_on != boot:
             workers.end_boot(pipeline, tenant)
             tenant.applied_share = None
-        tenant.lost = tenant.leaving = False
+        tenant.lost = tenant.leaving = tenant.stopping = False
         state.touch(pipeline)
     _touch_waiting(state)
 
@@ -77,6 +83,14 @@ def leaving(state: State, event: NodeLeaving) -> None:
     for pipeline, tenant in _tenants(state, node.id):
         tenant.leaving = True
         state.touch(pipeline)
+
+
+def tenant_stopped(state: State, event: TenantStopped) -> None:
+    """A tenant of a machine that leaves has ended there: it may live elsewhere now."""
+    for pipeline, tenant in _tenants(state, event.node.id):
+        if tenant.id == event.tenant and tenant.stopping and tenant.started_on == event.node.boot:
+            tenant.started_on = None
+            state.touch(pipeline)
 
 
 def stopped(state: State, event: NodeStopped) -> None:
@@ -178,7 +192,7 @@ def release(state: State, outbox: Outbox) -> None:
         node = state.nodes[name]
         if not node.up or not node.leaving or node.released:
             continue
-        if any(p.active and p.num_generating.get(t.id) for p, t in _tenants(state, name)):
+        if any(p.active and _holds(p, t) for p, t in _tenants(state, name)):
             waiting[name] = True
             continue
         to = outbox.to(Worker(id=node.id, boot=node.boot))
@@ -195,11 +209,17 @@ def release(state: State, outbox: Outbox) -> None:
     state.unwanted = {}
 
 
+def _holds(pipeline: Pipeline, tenant: Tenant) -> bool:
+    """Something that is being handed over: live sequences, or the state of a trainer."""
+    ends = tenant.stopping and tenant.started_on is not None
+    return ends or bool(pipeline.num_generating.get(tenant.id))
+
+
 def start_tenants(state: State, pipeline: Pipeline, outbox: Outbox, *, pinned: bool) -> None:
     """Order each placed tenant once per boot of its node; the node restarts it by itself."""
     for tenant in pipeline.tenants.values():
         node = state.nodes.get(tenant.node) if tenant.node is not None else None
-        if node is None or not node.up or tenant.started_on == node.boot:
+        if node is None or not node.up or tenant.started_on == node.boot or tenant.stopping:
             continue
         outbox.add(
             StartTenant(

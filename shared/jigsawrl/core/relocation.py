@@ -3,8 +3,9 @@
 A tenant keeps its id and gets a new process on a device of the same kind that has room; of its old
 one nothing is believed any more, and it is stopped where its machine can still be told. So nothing
 depends on whether a silent machine is dead or only cut off. A rollout worker of a machine that leaves
-moves once what it generated is handed over; a trainer at once, all its ranks together, to a machine
-where it finds its checkpoints. Who finds no room waits for some, or for its machine to come back.
+moves once what it generated is handed over; a trainer once it has ended there, so that it goes on with
+what it committed at its end: all its ranks together, to a machine where it finds its checkpoints. Who
+finds no room waits for some, or for its machine to come back.
 
 Source: ours; the paper does not treat the loss of machines.
 """
@@ -40,10 +41,26 @@ def relocate(state: State, pipeline: Pipeline, outbox: Outbox) -> bool:
             for device in devices_for(pipeline, state)
             if _suits(state, device, tenants, node)
         ]
-        for place in place_again(pipeline, tenants, devices, occupancy) or ():
+        places = place_again(pipeline, tenants, devices, occupancy) or ()
+        if places and _must_end_first(tenants, node, outbox):
+            continue
+        for place in places:
             _move(state, pipeline, place, node, outbox)
             has_moved = True
     return has_moved
+
+
+def _must_end_first(tenants: list[Tenant], node: Node, outbox: Outbox) -> bool:
+    """Whether ranks of a trainer still run on a machine that leaves; they are told to end."""
+    if tenants[0].role != "trainer" or not node.up:
+        return False
+    running = [tenant for tenant in tenants if tenant.started_on == node.boot]
+    for tenant in running:
+        if not tenant.stopping:
+            to = outbox.to(Worker(id=node.id, boot=node.boot))
+            outbox.add(StopTenant(**to, tenant=tenant.id))
+            tenant.stopping = True
+    return bool(running)
 
 
 def _together(state: State, pipeline: Pipeline) -> list[list[Tenant]]:
@@ -94,7 +111,7 @@ def _move(state: State, pipeline: Pipeline, place: Place, node: Node, outbox: Ou
     shares.leave(state, tenant)
     tenant.node, tenant.device = place.node, place.device
     tenant.started_on = tenant.share = tenant.applied_share = None
-    tenant.lost = tenant.leaving = False
+    tenant.lost = tenant.leaving = tenant.stopping = False
     shares.settle(state, tenant)
     history = pipeline.work.tenants.get(tenant.id)
     if history is not None:

@@ -67,6 +67,7 @@ class Scheduler:
             events.Tick: self._tick,
             events.NodeStarted: lambda e: introductions.started(self.state, e),
             events.NodeLeaving: lambda e: nodes.leaving(self.state, e),
+            events.TenantStopped: lambda e: nodes.tenant_stopped(self.state, e),
             events.NodeStopped: lambda e: introductions.stopped(self.state, e),
             events.Heartbeat: lambda e: introductions.heard(self.state, e),
             events.SharesApplied: lambda e: shares.applied(self.state, e),

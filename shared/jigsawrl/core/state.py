@@ -75,6 +75,8 @@ class Tenant(msgspec.Struct):
     """Its node is silent, or it is itself."""
     leaving: bool = False
     """Its node stops soon: what it holds is handed over."""
+    stopping: bool = False
+    """It was told to end there, and lives elsewhere once it has."""
     heard_s: float = 0.0
     """Stream time of its last sign of life, or of the last order to start it."""
     incarnation: int = 0

@@ -36,6 +36,7 @@ from jigsawrl.contract.events import (
     NodeStarted,
     NodeStopped,
     SharesApplied,
+    TenantStopped,
     WorkerExited,
     WorkerFailed,
     WorkerRefused,
@@ -195,6 +196,9 @@ async def test_a_stopped_tenant_stays_away_and_can_be_started_again(site: Site) 
     first, process = await site.start_tenant()
     await site.tell(StopTenant, tenant=TENANT)
     assert await gone(process, within_s=5)
+    assert (await site.next(TenantStopped)).tenant == TENANT
+    await site.tell(StopTenant, tenant="p.nobody")
+    assert (await site.next(TenantStopped)).tenant == "p.nobody", "nothing is waited for in vain"
     second, _ = await site.start_tenant()
     assert second.worker.boot != first.worker.boot
     assert second.cause == ""

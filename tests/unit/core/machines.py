@@ -45,6 +45,8 @@ class Machines:
         """By device, as its node was asked."""
         self.num_restarts = 0
         self.num_released = 0
+        self.end_s = 0.0
+        """What a tenant that is told to stop takes for it."""
 
     def start(self, name: str) -> None:
         """A new boot of its node; what an older one ran is gone."""
@@ -115,6 +117,9 @@ class Machines:
             self._divide(machine, command.device, dict(command.shares))
         elif isinstance(command, c.StopTenant):
             self._stop_tenant(machine, command.tenant)
+            id = self._world.new_id("tenant-stopped")
+            stopped = e.TenantStopped(id=id, node=machine.node, tenant=command.tenant)
+            self._world.later(self.end_s, lambda: self._world.publish(stopped))
         else:
             self.num_released += 1
             self._stop(machine.node)

@@ -98,6 +98,25 @@ def test_a_machine_that_leaves_with_notice_hands_all_over_and_no_token_is_made_t
     check_world(world)
 
 
+def test_a_trainer_of_a_machine_that_leaves_ends_there_before_it_lives_elsewhere() -> None:
+    world = cluster(spec(num_steps=6, num_trainer_ranks=2))
+    world.machines.end_s = 5.0  # its last checkpoint
+    world.run_until(lambda: pipeline_of(world).version == 2)
+    home = homes(world)["p.trainer0"]
+    assert home is not None
+    world.machines.leave(home, notice_s=300.0)
+    left_s = world.now_s
+    world.run_until(lambda: home not in homes(world).values())
+    assert world.now_s - left_s >= 5.0
+    assert world.machines.num_released == 0
+    world.run()
+    assert world.machines.num_released == 1
+    assert pipeline_of(world).stage == "finished"
+    stops = [o.tenant for o in issued(world, c.StopTenant) if o.worker.id == home]
+    assert sorted(t for t in stops if "trainer" in t) == ["p.trainer0", "p.trainer1"], "once each"
+    check_world(world)
+
+
 def test_a_node_that_was_never_let_in_need_not_wait_to_leave() -> None:
     world = cluster()
     world.run_until(lambda: pipeline_of(world).version == 1)
