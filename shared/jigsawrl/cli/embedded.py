@@ -1,4 +1,5 @@
-"""The whole system on this machine: nats-server, scheduler and node, started, watched, stopped.
+"""The whole system on this machine: nats-server, scheduler and node, started, watched, stopped; or
+scheduler and node at NATS servers that are there already.
 
 Called by `run_command` and `daemon`. The node starts the rest (environment, reward, rollout, trainer,
 evaluation) as the scheduler places it.
@@ -15,10 +16,13 @@ from typing import Literal
 import msgspec
 
 from jigsawrl.bus.base import BusError
+from jigsawrl.bus.client import connect
+from jigsawrl.bus.credentials import read_credentials
 from jigsawrl.bus.server import LOOPBACK, EmbeddedServer, start_server
 from jigsawrl.bus.server_config import Tls
 from jigsawrl.cli.errors import EXIT_BAD_INPUT, CommandError
 from jigsawrl.cli.metrics_addresses import MetricsAddresses
+from jigsawrl.cli.node_command import default_name
 from jigsawrl.cli.run_folder import PROFILE_FILE
 from jigsawrl.cli.supervisor import Child, Program, StartError, keep_alive
 from jigsawrl.config import PipelineConfig
@@ -31,12 +35,15 @@ node that does not end in time die with it."""
 Devices = Literal["auto", "cpu", "none"]
 """Of this machine: GPUs if it has some, CPU slots in any case, or nothing runs on it."""
 
+REACH_TIMEOUT_S = 5.0
+"""For somebody else's NATS servers to answer."""
+
 EXIT_POLL_S = 0.1
 """How often a nats-server is looked at; it is no asyncio child."""
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the embedded nats-server listens, and to whom."""
+    """Where the embedded nats-server listens, and to whom; or those that are there already."""
 
     host: str = LOOPBACK
     port: int | None = None
@@ -46,6 +53,8 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     """The group's folder, for the programs on this machine."""
     sync_interval: str | None = None
     """See `jigsawrl.bus.server_config.ServerSettings`."""
+    url: str | None = None
+    """Of NATS servers that somebody else keeps: none is started."""
 
 
 class Server:
@@ -117,8 +126,9 @@ class EmbeddedSystem:
     def __init__(
         self,
         folder: Path,
-        server: Server,
+        server: Server | None,
         *,
+        url: str,
         runs_folder: Path,
         policy: str,
         devices: Devices,
@@ -127,7 +137,7 @@ class EmbeddedSystem:
     ) -> None:
         logs = folder / "logs"
         scheduler_folder, node_folder = str(folder / "scheduler"), str(folder / "node")
-        self.url = server.url
+        self.url = url
         self._server = server
         known_by = () if credentials is None else ("--credentials", str(credentials))
         profile = folder / PROFILE_FILE
@@ -136,7 +146,7 @@ class EmbeddedSystem:
             "scheduler",
             module="services.scheduler",
             arguments=(
-                *("--url", server.url, "--state-dir", scheduler_folder),
+                *("--url", url, "--state-dir", scheduler_folder),
                 *("--policy", policy),
                 *adopted,
                 *known_by,
@@ -148,8 +158,10 @@ class EmbeddedSystem:
             "node",
             module="services.node",
             arguments=(
-                *("--url", server.url, "--state-dir", node_folder),
+                *("--url", url, "--state-dir", node_folder),
                 *("--runs-folder", str(runs_folder)),
+                # Among other machines' nodes it needs a name of its own.
+                *(("--node", default_name()) if server is None else ()),
                 *(("--devices", "cpu") if devices == "cpu" else ()),
                 *known_by,
                 *(("--metrics", metrics.node) if metrics else ()),
@@ -157,7 +169,8 @@ class EmbeddedSystem:
             log_path=logs / "node.log",
         )
         self._has_node = devices != "none"
-        self._children: tuple[Child, ...] = (server, *self._programs)
+        servers = () if server is None else (server,)
+        self._children: tuple[Child, ...] = (*servers, *self._programs)
 
     @property
     def _programs(self) -> tuple[Program, ...]:
@@ -174,7 +187,8 @@ class EmbeddedSystem:
 
     async def restart_store(self) -> None:
         """End nats-server; who supervises starts it again, on the same port and store."""
-        await self._server.stop(grace_s=0)
+        if self._server is not None:
+            await self._server.stop(grace_s=0)
 
     async def supervise(self, on_notice: Callable[[str], None]) -> None:
         """Restart what ends, until cancelled; raises `GaveUpError`."""
@@ -204,15 +218,12 @@ async def embedded_system(
     GPUs, with ``none`` there is no node: others join.
     Unless `listening` says otherwise, nobody but this machine can reach it."""
     listening = listening or Listening()
-    server = Server(folder / "nats", listening)
-    try:
-        await server.start()
-    except StartError as error:
-        raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
-    try:
+    async with _servers(folder / "nats", listening) as server:
+        url = str(listening.url) if server is None else server.url
         system = EmbeddedSystem(
             folder,
             server,
+            url=url,
             runs_folder=runs_folder,
             policy=policy,
             devices=devices,
@@ -224,5 +235,31 @@ async def embedded_system(
             yield system
         finally:
             await system.stop()
+
+
+@contextlib.asynccontextmanager
+async def _servers(store_folder: Path, listening: Listening) -> AsyncIterator[Server | None]:
+    """The nats-server; None where there are others, which must answer."""
+    if listening.url is not None:
+        await _reach(listening.url, listening.credentials)
+        yield None
+        return
+    server = Server(store_folder, listening)
+    try:
+        await server.start()
+    except StartError as error:
+        raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
+    try:
+        yield server
     finally:
         await server.stop(grace_s=0)
+
+
+async def _reach(url: str, credentials: Path | None) -> None:
+    """Ask once, as the scheduler will; it would only be restarted, one time after the other."""
+    try:
+        known_by = None if credentials is None else read_credentials(credentials, "scheduler")
+        bus = await connect(url, name="jigsaw-up", timeout_s=REACH_TIMEOUT_S, credentials=known_by)
+    except BusError as error:
+        raise CommandError(str(error), status=EXIT_BAD_INPUT) from None
+    await bus.close()

@@ -24,9 +24,13 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\s]+)(?::([0-9]{1,5}))?")
 def add_options(up: argparse.ArgumentParser) -> None:
     """Of `jigsaw up`."""
     up.add_argument(
+        "--url",
+        metavar="A,B,C",
+        help="NATS servers that are there already; by default one is started",
+    )
+    up.add_argument(
         "--listen",
         metavar="HOST[:PORT]",
-        default="127.0.0.1",
         help="an address beyond this machine takes --credentials; default: 127.0.0.1, any free port",
     )
     up.add_argument(
@@ -38,7 +42,6 @@ def add_options(up: argparse.ArgumentParser) -> None:
     up.add_argument(
         "--sync-interval",
         metavar="TIME",
-        default="always",
         help="how soon the store is on the disk: always (before a message is acknowledged; default),"
         " or for example 10s",
     )
@@ -46,7 +49,12 @@ def add_options(up: argparse.ArgumentParser) -> None:
 
 def as_options(arguments: argparse.Namespace) -> list[str]:
     """The same for a process in the background."""
-    options = ["--listen", arguments.listen, "--sync-interval", arguments.sync_interval]
+    given = {
+        "--url": arguments.url,
+        "--listen": arguments.listen,
+        "--sync-interval": arguments.sync_interval,
+    }
+    options = [part for name, value in given.items() if value for part in (name, value)]
     if arguments.credentials is not None:
         options += ["--credentials", str(arguments.credentials.resolve())]
     return options
@@ -58,10 +66,13 @@ def of(arguments: argparse.Namespace) -> Listening:
     from jigsawrl.cli.credentials import server_tls
     from jigsawrl.cli.embedded import Listening
 
-    host, port = _host_and_port(arguments.listen)
-    if not SYNC.fullmatch(arguments.sync_interval):
+    if arguments.url is not None:
+        return _there_already(arguments)
+    host, port = _host_and_port(arguments.listen or "127.0.0.1")
+    sync_interval = arguments.sync_interval or "always"
+    if not SYNC.fullmatch(sync_interval):
         raise CommandError(
-            f"--sync-interval {arguments.sync_interval}: give always, or a time such as 10s",
+            f"--sync-interval {sync_interval}: give always, or a time such as 10s",
             status=EXIT_BAD_INPUT,
         )
     if arguments.credentials is None:
@@ -71,31 +82,50 @@ def of(arguments: argparse.Namespace) -> Listening:
                 " credentials: make them with jigsaw credentials DIR, and give --credentials DIR",
                 status=EXIT_BAD_INPUT,
             )
-        return Listening(host=host, port=port, sync_interval=arguments.sync_interval)
+        return Listening(host=host, port=port, sync_interval=sync_interval)
     group = _group_folder(arguments.credentials.resolve())
     tls = server_tls(group.parent)
-    for role in ("scheduler", "node"):
-        _check_credentials(group, role)
+    _check_credentials(group)
     return Listening(
         host=host,
         port=port,
         tls=tls,
         credentials=group,
-        sync_interval=arguments.sync_interval,
+        sync_interval=sync_interval,
     )
 
 
-def _check_credentials(group: Path, role: str) -> None:
+def _there_already(arguments: argparse.Namespace) -> Listening:
+    from jigsawrl.cli.embedded import Listening
+
+    for option, value in (
+        ("--listen", arguments.listen),
+        ("--sync-interval", arguments.sync_interval),
+    ):
+        if value is not None:
+            raise CommandError(
+                f"{option} has no effect with --url: it is said where those servers are started",
+                status=EXIT_BAD_INPUT,
+            )
+    if arguments.credentials is None:
+        return Listening(url=arguments.url)
+    group = _group_folder(arguments.credentials.resolve())
+    _check_credentials(group)
+    return Listening(url=arguments.url, credentials=group)
+
+
+def _check_credentials(group: Path) -> None:
     """Those that the daemon's programs will use: they would only be restarted, one after the other."""
     from jigsawrl.bus.base import BusError
     from jigsawrl.bus.credentials import expiry, read_credentials
 
-    try:
-        problem = expiry(read_credentials(group, role), datetime.now(UTC))
-    except BusError as error:
-        problem = str(error)
-    if problem is not None:
-        raise CommandError(f"--credentials: {problem}", status=EXIT_BAD_INPUT)
+    for role in ("scheduler", "node"):
+        try:
+            problem = expiry(read_credentials(group, role), datetime.now(UTC))
+        except BusError as error:
+            problem = str(error)
+        if problem is not None:
+            raise CommandError(f"--credentials: {problem}", status=EXIT_BAD_INPUT)
 
 
 def _host_and_port(text: str) -> tuple[str, int | None]:

@@ -31,6 +31,7 @@ async def test_a_store_that_is_started_again_is_the_same(tmp_path: Path) -> None
     system = EmbeddedSystem(
         tmp_path,
         server,
+        url=server.url,
         runs_folder=tmp_path,
         policy="serial",
         devices="cpu",
