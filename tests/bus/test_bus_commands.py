@@ -13,6 +13,7 @@ from jigsawrl.bus.client import NatsBus
 from jigsawrl.bus.commands import consumer_name
 from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.contract.message import Worker
+from tests.freezing import freeze
 
 
 class Recorder:
@@ -182,7 +183,7 @@ async def test_consuming_goes_on_after_the_server_stood_still(own_server, own_bu
     async with in_background(own_bus.consume_commands(WORKER, handler)):
         await own_bus.publish_command(a_command(0))
         await until(lambda: handler.done == ids(0))
-        os.kill(own_server.pid, signal.SIGSTOP)
+        freeze(own_server.pid)
         await asyncio.sleep(3.6)
         os.kill(own_server.pid, signal.SIGCONT)
         await own_bus.publish_command(a_command(1))

@@ -11,6 +11,7 @@ from bus_samples import an_event, dead_letters, events_after, in_background, tak
 from jigsawrl.bus.client import NatsBus, connect
 from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.contract.codec import encode
+from tests.freezing import freeze
 
 
 async def test_stored_and_live_events_arrive_in_order_with_the_time_of_storing(bus):
@@ -75,7 +76,7 @@ async def test_a_reader_notices_a_stalled_pull_and_asks_again(own_server, own_bu
     waiting = asyncio.ensure_future(anext(reading))
     await asyncio.sleep(0.1)
     consumers = await _consumers(own_bus)
-    os.kill(own_server.pid, signal.SIGSTOP)
+    freeze(own_server.pid)
     await asyncio.sleep(3.6)
     os.kill(own_server.pid, signal.SIGCONT)
     await own_bus.publish_event(an_event(1))

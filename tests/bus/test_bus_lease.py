@@ -6,6 +6,7 @@ import signal
 import time
 
 from jigsawrl.bus.lease import LEASE_TTL_S
+from tests.freezing import freeze
 
 
 async def test_a_lease_has_one_holder(bus):
@@ -53,7 +54,7 @@ async def test_a_holder_whose_answer_was_lost_still_holds(bus):
 
 async def test_a_lease_that_can_not_be_renewed_within_its_term_is_lost(own_server, own_bus):
     revision = await own_bus.acquire_lease("leader", "a")
-    os.kill(own_server.pid, signal.SIGSTOP)
+    freeze(own_server.pid)
     started_s = time.monotonic()
     try:
         renewed = await asyncio.wait_for(own_bus.renew_lease("leader", "a", revision), 12)

@@ -22,6 +22,7 @@ from jigsawrl.bus.server import EmbeddedServer
 from jigsawrl.contract.codec import encode
 from jigsawrl.contract.commands import Drop
 from jigsawrl.contract.streams import MAX_PAYLOAD_BYTES
+from tests.freezing import freeze
 
 
 async def test_a_message_that_is_too_large_only_with_its_header_is_refused_and_the_bus_goes_on(bus):
@@ -70,7 +71,7 @@ async def test_a_client_that_the_server_closed_for_good_is_replaced(bus):
 async def test_what_was_stored_by_a_publish_that_timed_out_is_not_stored_twice(
     own_server: EmbeddedServer, own_bus: NatsBus
 ):
-    os.kill(own_server.pid, signal.SIGSTOP)
+    freeze(own_server.pid)
     try:
         publishing = asyncio.create_task(own_bus.publish_event(an_event(1)))
         await asyncio.sleep(7)
